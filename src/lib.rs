@@ -1,0 +1,8 @@
+//! Provisions unconfigured Choria Servers.
+
+pub mod config;
+pub mod gate;
+pub mod node;
+pub mod protocol;
+pub mod shutdown;
+pub mod transport;

@@ -1,0 +1,3 @@
+//! The messages we send and read, whatever their version.
+
+pub mod subject;
