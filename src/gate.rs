@@ -1,12 +1,521 @@
 //! Every reason not to act, asked before anything leaves the process.
+//!
+//! [`Core`] decides and reads no clock; [`Gate`] puts a lock around it and lets threads wait for a change.
+//! Connection, election, operators and signals open and close it, each by its own [`Reason`]; nobody looks at
+//! their state directly. A node that was begun is stopped by the end of its [`Term`] or by an abort only: an
+//! operator's pause and draining let it finish, so that no node stays half configured.
 
-/// Why a running node must stop before its next step.
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
+
+/// After a reconnect, how long "no responders" says nothing about a node: the nodes are still coming back too.
+pub const RECONNECT_GRACE: Duration = Duration::from_secs(30);
+
+/// One reason not to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// An operator paused us.
+    Operator,
+    /// Another instance provisions.
+    Standby,
+    /// There is no connection to a broker.
+    Disconnected,
+    /// The process is ending.
+    Draining,
+}
+
+impl Reason {
+    /// All of them, in the order [`Gate::reasons`] lists them.
+    pub const ALL: [Reason; 4] =
+        [Reason::Operator, Reason::Standby, Reason::Disconnected, Reason::Draining];
+
+    /// The value of the `reason` label of `gate_closed`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Reason::Operator => "operator",
+            Reason::Standby => "standby",
+            Reason::Disconnected => "disconnected",
+            Reason::Draining => "draining",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::Operator => "paused by an operator",
+            Reason::Standby => "standing by while another instance provisions",
+            Reason::Disconnected => "not connected to a broker",
+            Reason::Draining => "shutting down",
+        })
+    }
+}
+
+/// A time of leadership; what was begun in one stops when it ends. Without election there is only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term(u64);
+
+/// Why a running node must stop before its next step, or why nothing new begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     /// The process is aborting.
     Aborted,
+    /// The process is draining; what runs may finish, and nothing new begins.
+    Draining,
     /// Leadership was lost since the node was begun.
     TermEnded,
     /// The node's own time was up while the gate was closed.
     Deadline,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Closed::Aborted => "the process is aborting",
+            Closed::Draining => "the process is shutting down",
+            Closed::TermEnded => "leadership was lost",
+            Closed::Deadline => "the node's time was up while there was no connection",
+        })
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// The gate shared by all threads.
+#[derive(Debug)]
+pub struct Gate {
+    core: Mutex<Core>,
+    changed: Condvar,
+    watchers: Mutex<Vec<Sender<()>>>,
+}
+
+impl Gate {
+    /// A gate that is closed because there is no connection yet.
+    pub fn new() -> Gate {
+        Gate {
+            core: Mutex::new(Core::new()),
+            changed: Condvar::new(),
+            watchers: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Adds a reason not to act.
+    pub fn close(&self, reason: Reason) {
+        self.change(|core| core.close(reason));
+    }
+
+    /// Takes a reason away. For [`Reason::Disconnected`] this is the moment of a connect or reconnect.
+    pub fn open(&self, reason: Reason) {
+        self.change(|core| core.open(reason, Instant::now()));
+    }
+
+    /// The reasons not to act, in the order of [`Reason::ALL`]; none while the gate is open.
+    pub fn reasons(&self) -> Vec<Reason> {
+        self.core.lock().reasons().collect()
+    }
+
+    /// Asked before a discovery, a probe, and taking a node from a queue.
+    ///
+    /// # Errors
+    ///
+    /// All the reasons not to.
+    pub fn begin(&self) -> Result<Term, Vec<Reason>> {
+        let core = self.core.lock();
+        core.begin().ok_or_else(|| core.reasons().collect())
+    }
+
+    /// Blocks until [`begin`](Gate::begin) would succeed.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed::Draining`] or [`Closed::Aborted`], which nothing takes back.
+    pub fn wait_open(&self) -> Result<Term, Closed> {
+        let mut core = self.core.lock();
+        loop {
+            match core.wait_open() {
+                Opening::Open(term) => return Ok(term),
+                Opening::Never(closed) => return Err(closed),
+                Opening::Wait => self.changed.wait(&mut core),
+            }
+        }
+    }
+
+    /// Asked before each next step of a running node: each try of a request, and the helper. Waits out a lost
+    /// connection, at most until `deadline`; an open gate never looks at the deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed::TermEnded`], [`Closed::Aborted`] or [`Closed::Deadline`]; never [`Closed::Draining`].
+    pub fn proceed(&self, term: Term, deadline: Instant) -> Result<(), Closed> {
+        let mut core = self.core.lock();
+        loop {
+            match core.proceed(term, deadline, Instant::now()) {
+                Step::Go => return Ok(()),
+                Step::End(closed) => return Err(closed),
+                Step::Wait => {
+                    self.changed.wait_until(&mut core, deadline);
+                }
+            }
+        }
+    }
+
+    /// Leadership was lost: ends the term for all that was begun in it, and closes with [`Reason::Standby`] in the
+    /// same breath, so that nothing begins in the next term before it is won.
+    pub fn end_term(&self) {
+        self.change(Core::end_term);
+    }
+
+    /// Ends every wait, for good.
+    pub fn abort(&self) {
+        self.change(Core::abort);
+    }
+
+    /// Whether `now` is within [`RECONNECT_GRACE`] of a reconnect; the first connect is none.
+    pub fn just_reconnected(&self, now: Instant) -> bool {
+        self.core.lock().just_reconnected(now)
+    }
+
+    /// A channel that holds a token after any change since the last was taken; for a `select!` that must not block
+    /// in [`wait_open`](Gate::wait_open).
+    pub fn watch(&self) -> Receiver<()> {
+        let (sender, receiver) = bounded(1);
+        self.watchers.lock().push(sender);
+        receiver
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Core)) {
+        change(&mut self.core.lock());
+        self.changed.notify_all();
+        // A full channel holds the news already; a closed one has nobody left to tell.
+        self.watchers.lock().retain(|watcher| {
+            !matches!(watcher.try_send(()), Err(crossbeam_channel::TrySendError::Disconnected(())))
+        });
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate::new()
+    }
+}
+
+/// What the gate decides, without lock and clock.
+#[derive(Debug, Clone)]
+pub struct Core {
+    closed: u8,
+    term: Term,
+    aborted: bool,
+    has_connected: bool,
+    reconnected_at: Option<Instant>,
+}
+
+/// Whether something new may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// Yes, in this term.
+    Open(Term),
+    /// Not before a change.
+    Wait,
+    /// Not in this process any more.
+    Never(Closed),
+}
+
+/// Whether a running node may take its next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Yes.
+    Go,
+    /// Not before a change, or the deadline.
+    Wait,
+    /// No: it stops here.
+    End(Closed),
+}
+
+impl Core {
+    /// Closed because there is no connection yet.
+    pub fn new() -> Core {
+        Core {
+            closed: bit(Reason::Disconnected),
+            term: Term(0),
+            aborted: false,
+            has_connected: false,
+            reconnected_at: None,
+        }
+    }
+
+    /// Adds a reason not to act.
+    pub fn close(&mut self, reason: Reason) {
+        self.closed |= bit(reason);
+    }
+
+    /// Takes a reason away, at `now`. [`Reason::Draining`] stays for good.
+    pub fn open(&mut self, reason: Reason, now: Instant) {
+        if reason == Reason::Draining {
+            return;
+        }
+        if reason == Reason::Disconnected && self.is_closed_by(reason) {
+            if self.has_connected {
+                self.reconnected_at = Some(now);
+            }
+            self.has_connected = true;
+        }
+        self.closed &= !bit(reason);
+    }
+
+    /// Leadership was lost.
+    pub fn end_term(&mut self) {
+        self.term.0 += 1;
+        self.close(Reason::Standby);
+    }
+
+    /// Every wait ends, and nothing begins any more.
+    pub fn abort(&mut self) {
+        self.aborted = true;
+        self.close(Reason::Draining);
+    }
+
+    /// The reasons not to act.
+    pub fn reasons(&self) -> impl Iterator<Item = Reason> + '_ {
+        Reason::ALL.into_iter().filter(|reason| self.is_closed_by(*reason))
+    }
+
+    /// The term, if there is no reason not to act.
+    pub fn begin(&self) -> Option<Term> {
+        (self.closed == 0).then_some(self.term)
+    }
+
+    /// Whether to begin, to wait for that, or to give up.
+    pub fn wait_open(&self) -> Opening {
+        match self.begin() {
+            Some(term) => Opening::Open(term),
+            None if self.aborted => Opening::Never(Closed::Aborted),
+            None if self.is_closed_by(Reason::Draining) => Opening::Never(Closed::Draining),
+            None => Opening::Wait,
+        }
+    }
+
+    /// Whether a node begun in `term`, with time until `deadline`, may go on at `now`.
+    pub fn proceed(&self, term: Term, deadline: Instant, now: Instant) -> Step {
+        if self.aborted {
+            return Step::End(Closed::Aborted);
+        }
+        if term != self.term {
+            return Step::End(Closed::TermEnded);
+        }
+        if !self.is_closed_by(Reason::Disconnected) {
+            return Step::Go;
+        }
+        if now >= deadline { Step::End(Closed::Deadline) } else { Step::Wait }
+    }
+
+    /// Whether `now` is within [`RECONNECT_GRACE`] of a reconnect.
+    pub fn just_reconnected(&self, now: Instant) -> bool {
+        self.reconnected_at.is_some_and(|at| now.saturating_duration_since(at) < RECONNECT_GRACE)
+    }
+
+    fn is_closed_by(&self, reason: Reason) -> bool {
+        self.closed & bit(reason) != 0
+    }
+}
+
+impl Default for Core {
+    fn default() -> Core {
+        Core::new()
+    }
+}
+
+fn bit(reason: Reason) -> u8 {
+    match reason {
+        Reason::Operator => 1,
+        Reason::Standby => 2,
+        Reason::Disconnected => 4,
+        Reason::Draining => 8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn each_reason_stops_what_it_must_and_nothing_else() {
+        let term_ended = Step::End(Closed::TermEnded);
+        let wait = Opening::Wait;
+        let draining = Opening::Never(Closed::Draining);
+        let aborted = Opening::Never(Closed::Aborted);
+        check(|_| (), Opening::Open(Term(0)), Step::Go);
+        check(|core| core.close(Reason::Operator), wait, Step::Go);
+        check(|core| core.close(Reason::Standby), wait, Step::Go);
+        check(|core| core.close(Reason::Disconnected), wait, Step::Wait);
+        check(|core| core.close(Reason::Draining), draining, Step::Go);
+        check(Core::end_term, wait, term_ended);
+        check(Core::abort, aborted, Step::End(Closed::Aborted));
+    }
+
+    /// Applies `change` to an open gate, then asks for something new and for a node begun before.
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Core), opening: Opening, step: Step) {
+        let now = Instant::now();
+        let mut core = connected(now);
+        let term = core.begin().unwrap();
+        change(&mut core);
+        assert_eq!(core.wait_open(), opening);
+        assert_eq!(core.begin().is_some(), matches!(opening, Opening::Open(_)));
+        assert_eq!(core.proceed(term, now + LONG, now), step);
+    }
+
+    fn connected(now: Instant) -> Core {
+        let mut core = Core::new();
+        core.open(Reason::Disconnected, now);
+        core
+    }
+
+    #[test]
+    fn is_closed_until_the_first_connect() {
+        let gate = Gate::new();
+        assert_eq!(gate.begin(), Err(vec![Reason::Disconnected]));
+        gate.close(Reason::Operator);
+        assert_eq!(gate.reasons(), [Reason::Operator, Reason::Disconnected]);
+        gate.open(Reason::Disconnected);
+        assert_eq!(gate.begin(), Err(vec![Reason::Operator]));
+        gate.open(Reason::Operator);
+        assert_eq!(gate.begin(), Ok(Term(0)));
+    }
+
+    #[test]
+    fn every_reason_must_go_before_anything_begins() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        core.close(Reason::Operator);
+        core.close(Reason::Standby);
+        core.open(Reason::Operator, now);
+        assert_eq!(core.begin(), None);
+        core.open(Reason::Standby, now);
+        assert_eq!(core.begin(), Some(Term(0)));
+    }
+
+    #[test]
+    fn draining_is_for_good() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        core.close(Reason::Draining);
+        core.open(Reason::Draining, now);
+        assert_eq!(core.wait_open(), Opening::Never(Closed::Draining));
+    }
+
+    #[test]
+    fn a_node_of_an_earlier_term_stays_stopped_after_leadership_is_won_again() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        let earlier = core.begin().unwrap();
+        core.end_term();
+        core.open(Reason::Standby, now);
+        assert_eq!(core.proceed(earlier, now + LONG, now), Step::End(Closed::TermEnded));
+        let later = core.begin().unwrap();
+        assert_eq!(core.proceed(later, now + LONG, now), Step::Go);
+    }
+
+    #[test]
+    fn a_running_node_waits_for_the_connection_until_its_deadline() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        let term = core.begin().unwrap();
+        core.close(Reason::Disconnected);
+        let deadline = now + LONG;
+        assert_eq!(core.proceed(term, deadline, deadline - Duration::from_millis(1)), Step::Wait);
+        assert_eq!(core.proceed(term, deadline, deadline), Step::End(Closed::Deadline));
+        // Once connected the deadline is the caller's own affair: `restart` goes out after it.
+        core.open(Reason::Disconnected, deadline);
+        assert_eq!(core.proceed(term, deadline, deadline + LONG), Step::Go);
+    }
+
+    #[test]
+    fn only_a_reconnect_starts_the_grace_and_it_ends() {
+        let start = Instant::now();
+        let mut core = connected(start);
+        assert!(!core.just_reconnected(start));
+        // A second "up" without a "down" is none either.
+        core.open(Reason::Disconnected, start);
+        assert!(!core.just_reconnected(start));
+        core.close(Reason::Disconnected);
+        let back = start + LONG;
+        core.open(Reason::Disconnected, back);
+        assert!(core.just_reconnected(back));
+        assert!(core.just_reconnected(back + RECONNECT_GRACE - Duration::from_millis(1)));
+        assert!(!core.just_reconnected(back + RECONNECT_GRACE));
+    }
+
+    #[test]
+    fn a_waiting_thread_wakes_when_the_last_reason_goes() {
+        let gate = Arc::new(Gate::new());
+        let waiting = spawn(&gate, |gate| gate.wait_open());
+        gate.open(Reason::Disconnected);
+        assert_eq!(result(&waiting), Ok(Term(0)));
+    }
+
+    #[test]
+    fn a_waiting_thread_ends_when_nothing_begins_any_more() {
+        let gate = Arc::new(Gate::new());
+        let waiting = spawn(&gate, |gate| gate.wait_open());
+        gate.close(Reason::Draining);
+        assert_eq!(result(&waiting), Err(Closed::Draining));
+    }
+
+    #[test]
+    fn a_running_node_waits_out_a_lost_connection() {
+        let gate = Arc::new(Gate::new());
+        let waiting = spawn(&gate, |gate| gate.proceed(Term(0), Instant::now() + LONG));
+        gate.close(Reason::Draining);
+        gate.open(Reason::Disconnected);
+        assert_eq!(result(&waiting), Ok(()));
+    }
+
+    #[test]
+    fn a_running_node_that_waits_stops_on_abort_and_on_lost_leadership() {
+        for (stop, expected) in [
+            (Gate::abort as fn(&Gate), Closed::Aborted),
+            (Gate::end_term as fn(&Gate), Closed::TermEnded),
+        ] {
+            let gate = Arc::new(Gate::new());
+            let waiting = spawn(&gate, |gate| gate.proceed(Term(0), Instant::now() + LONG));
+            stop(&gate);
+            assert_eq!(result(&waiting), Err(expected));
+        }
+    }
+
+    #[test]
+    fn a_watcher_gets_one_token_for_any_number_of_changes() {
+        let gate = Gate::new();
+        let watcher = gate.watch();
+        assert!(watcher.try_recv().is_err());
+        gate.open(Reason::Disconnected);
+        gate.close(Reason::Operator);
+        assert!(watcher.try_recv().is_ok());
+        assert!(watcher.try_recv().is_err());
+        gate.open(Reason::Operator);
+        assert!(watcher.try_recv().is_ok());
+    }
+
+    fn spawn<T: Send + 'static>(
+        gate: &Arc<Gate>,
+        wait: impl FnOnce(&Gate) -> T + Send + 'static,
+    ) -> Receiver<T> {
+        let gate = Arc::clone(gate);
+        let (sender, receiver) = bounded(1);
+        thread::spawn(move || sender.send(wait(&gate)));
+        receiver
+    }
+
+    #[track_caller]
+    fn result<T>(waiting: &Receiver<T>) -> T {
+        waiting.recv_timeout(LONG).expect("the wait ends")
+    }
 }
