@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod gate;
+pub mod metrics;
 pub mod node;
 pub mod protocol;
 pub mod shutdown;
