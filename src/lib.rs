@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod gate;
+pub mod helper;
 pub mod metrics;
 pub mod node;
 pub mod protocol;
