@@ -18,6 +18,10 @@ pub enum Outcome {
     UpgradeSent {
         /// The version asked for.
         version: String,
+        /// The version the node reported before.
+        from: String,
+        /// When it was sent; a startup event after this may be the upgraded node.
+        sent_at: Instant,
     },
     /// The same update was tried twice and the version did not change.
     UpgradeStuck {
