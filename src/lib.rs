@@ -5,6 +5,7 @@ pub mod gate;
 pub mod helper;
 pub mod metrics;
 pub mod node;
+pub mod pki;
 pub mod protocol;
 pub mod shutdown;
 pub mod transport;
