@@ -3,6 +3,7 @@
 pub mod config;
 pub mod gate;
 pub mod helper;
+pub mod jwt;
 pub mod metrics;
 pub mod node;
 pub mod pki;
