@@ -1,0 +1,131 @@
+//! What is wrong with a configuration: collected, so that all of it can be shown at once.
+
+use std::fmt;
+
+/// One error or warning, with its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The file as the user named it.
+    pub file: String,
+    /// Line in that file, from 1; none when nothing is written there.
+    pub line: Option<usize>,
+    /// The key it is about first, if there is one.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.file, self.text),
+            None => write!(f, "{}: {}", self.file, self.text),
+        }
+    }
+}
+
+/// All findings about one file, or about several after [`Report::append`].
+#[derive(Debug, Default)]
+pub struct Report {
+    file: String,
+    /// What keeps us from starting.
+    pub errors: Vec<Finding>,
+    /// What may not be meant as it is written.
+    pub warnings: Vec<Finding>,
+    /// Whether a file could not be read for want of permission.
+    pub denied: bool,
+}
+
+impl Report {
+    /// An empty report about `file`.
+    pub fn new(file: impl Into<String>) -> Report {
+        Report { file: file.into(), ..Report::default() }
+    }
+
+    /// Adds an error about `line`.
+    pub fn error(&mut self, line: impl Into<Option<usize>>, text: impl Into<String>) {
+        let finding = self.finding(line.into(), text.into());
+        self.errors.push(finding);
+    }
+
+    /// Adds a warning about `line`.
+    pub fn warn(&mut self, line: impl Into<Option<usize>>, text: impl Into<String>) {
+        let finding = self.finding(line.into(), text.into());
+        self.warnings.push(finding);
+    }
+
+    /// Adds what `other` found.
+    pub fn append(&mut self, other: Report) {
+        self.errors.extend(other.errors);
+        self.warnings.extend(other.warnings);
+        self.denied |= other.denied;
+    }
+
+    fn finding(&self, line: Option<usize>, text: String) -> Finding {
+        Finding { file: self.file.clone(), line, text }
+    }
+}
+
+/// The member of `known` that `word` was probably meant to be.
+pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    let word = word.to_ascii_lowercase();
+    known
+        .into_iter()
+        .map(|candidate| (distance(&word, candidate), candidate))
+        // One slip in a short word, more in a long one; beyond that it is another word.
+        .filter(|(slips, candidate)| *slips <= (candidate.len() / 4).clamp(1, 4))
+        .min_by_key(|(slips, _)| *slips)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Letters to insert, remove, replace or swap with their neighbour to get from one word to the other.
+fn distance(left: &str, right: &str) -> usize {
+    let (left, right): (Vec<char>, Vec<char>) = (left.chars().collect(), right.chars().collect());
+    // A longer word is none of ours; the table below must stay small.
+    if left.len() > 100 {
+        return usize::MAX;
+    }
+    let mut rows: Vec<Vec<usize>> = vec![(0..=right.len()).collect()];
+    for i in 1..=left.len() {
+        let mut row = vec![i; right.len() + 1];
+        for j in 1..=right.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(left[i - 1] != right[j - 1]);
+            row[j] = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1] {
+                row[j] = row[j].min(rows[i - 2][j - 2] + 1);
+            }
+        }
+        rows.push(row);
+    }
+    rows[left.len()][right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: &[&str] = &["workers", "interval", "token", "site", "monitor_port", "pki"];
+
+    #[test]
+    fn finds_the_word_that_was_meant() {
+        assert_eq!(nearest("worker", KNOWN.iter().copied()), Some("workers"));
+        assert_eq!(nearest("intervall", KNOWN.iter().copied()), Some("interval"));
+        assert_eq!(nearest("tokne", KNOWN.iter().copied()), Some("token"));
+        assert_eq!(nearest("monitor-port", KNOWN.iter().copied()), Some("monitor_port"));
+        assert_eq!(nearest("PKi", KNOWN.iter().copied()), Some("pki"));
+    }
+
+    #[test]
+    fn suggests_nothing_for_another_word() {
+        assert_eq!(nearest("defaults", KNOWN.iter().copied()), None);
+        assert_eq!(nearest("", KNOWN.iter().copied()), None);
+        assert_eq!(nearest(&"x".repeat(100_000), KNOWN.iter().copied()), None);
+    }
+
+    #[test]
+    fn shows_file_and_line_as_compilers_do() {
+        let mut report = Report::new("/etc/p.yaml");
+        report.error(3, "workers: wrong");
+        report.error(None, "helper: missing");
+        assert_eq!(report.errors[0].to_string(), "/etc/p.yaml:3: workers: wrong");
+        assert_eq!(report.errors[1].to_string(), "/etc/p.yaml: helper: missing");
+    }
+}
