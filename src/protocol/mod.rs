@@ -4,6 +4,7 @@
 //! counts is left to `rpc`. All text that comes from the network is hostile until one of these types holds it.
 
 pub(crate) mod json;
+pub mod lifecycle;
 pub mod subject;
 pub mod v1;
 
