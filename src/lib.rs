@@ -1,6 +1,7 @@
 //! Provisions unconfigured Choria Servers.
 
 pub mod config;
+pub mod fleet;
 pub mod gate;
 pub mod helper;
 pub mod jwt;

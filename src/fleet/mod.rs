@@ -1,0 +1,3 @@
+//! Starts, connects and joins the threads that find and provision nodes.
+
+pub mod registry;

@@ -1,0 +1,1864 @@
+//! Which nodes we know, in which state, and what is due.
+//!
+//! One entry per identity. A *sighting* (a discovery reply, a startup event, an operator's `retry`) is all that ever
+//! queues a node; the outcome of an attempt decides when the next sighting may. No lock, no I/O, no clock: `now` is an
+//! argument and queues are reached through a `push` that must not block. Callers hold the registry in one lock.
+//!
+//! ```text
+//!            sighting            taken             configured, upgraded, shut down
+//!   absent ───────────► Queued ────────► Working ──────────────────────────────────► Settling ──► absent
+//!                         ▲  │ unreachable  │ anything else                             │
+//!                         │  └──────────► Waiting ◄─────────────────────────────────────┘ came back again
+//!                         └────────────────┘ sighting, when due
+//! ```
+//!
+//! An entry's generation names the one queue element that stands for it: whoever holds a [`Key`] whose generation has
+//! passed holds nothing. Returns and upgrade tries outlive the entry and are kept in a table of their own.
+//!
+//! Every operation costs O(log n) at most, but for [`Registry::reload`] and [`Registry::clear`]. A known node costs less
+//! than 400 bytes, its last error included.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use crate::gate::Closed;
+use crate::node::{Outcome, Report};
+use crate::protocol::Identity;
+
+/// How long a configured node is left alone: it restarts after a few seconds, and what it said before may come late.
+pub const SETTLING: Duration = Duration::from_secs(60);
+
+/// The same for an upgraded node, which downloads its new version first.
+pub const SETTLING_UPGRADE: Duration = Duration::from_secs(600);
+
+/// A node waits at least this long after it answered `restart`, so an event before that is from before the restart.
+pub const RESTART_SPLAY: Duration = Duration::from_secs(2);
+
+/// How long another provisioner may hold a node's lock before we ask again.
+pub const BUSY_WAIT: Duration = Duration::from_secs(120);
+
+/// A queued node missed by two completed discoveries is not given up before this.
+pub const STALE_AFTER: Duration = Duration::from_secs(120);
+
+/// How long a waiting node stays known without being seen, and how long returns and upgrade tries are kept.
+pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Failures in a row that cost no wait, since a node that just came up may fail once or twice.
+pub const FAILURES_FREE: u16 = 2;
+
+/// Tries of one upgrade that changed nothing after which it is not sent again.
+pub const UPGRADE_TRIES_MAX: u8 = 2;
+
+/// Times one queued entry is asked again because of events; more would let a flood of events keep it from being worked.
+const ASKS_AGAIN_MAX: u8 = 3;
+
+/// Nodes that wait, settle, or are remembered; the default of each bound in [`Limits`]. Twice the usual work queue.
+const KNOWN_MAX: usize = 100_000;
+
+/// Bytes kept of a node's last error; the log has all of it.
+const ERROR_BYTES_MAX: usize = 104;
+
+/// Names one queue element: a node, and which of its times in the queue.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The node.
+    pub identity: Identity,
+    /// From one counter for the whole process, so no two elements have the same.
+    pub generation: u64,
+}
+
+/// Which queue an element goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// The work queue: nodes never tried before, which go first.
+    First,
+    /// The retry queue.
+    Retry,
+}
+
+/// How a node was noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sighting<'a> {
+    /// It answered a discovery.
+    Discovery,
+    /// It published a startup event.
+    Event {
+        /// The event's own id.
+        id: &'a str,
+    },
+    /// It answered a request that we had given up.
+    LateAnswer,
+    /// An operator wants it tried.
+    Operator,
+}
+
+/// What became of a sighting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sighted {
+    /// It was pushed to a queue.
+    Queued(Key),
+    /// Nothing to do: it is queued, worked on, or settling.
+    Known,
+    /// It waits and its time has not come.
+    NotDue,
+    /// It should be queued but the queue is full. A node not known before leaves no entry.
+    QueueFull,
+    /// It restarted while queued: an answer held for this key is of the past, it must be asked again.
+    AskAgain(Key),
+}
+
+/// A node taken from a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Which attempt this is since the node was last provisioned or unknown; the first is 1.
+    pub attempt: u32,
+    /// How long it was queued.
+    pub queued_for: Duration,
+    /// When it last announced itself while queued. An answer that arrived before is of the past.
+    pub announced_at: Option<Instant>,
+    /// The upgrade tried last, if any within [`KEPT_FOR`].
+    pub upgrade: Option<UpgradeTries>,
+}
+
+/// An upgrade sent to a node, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpgradeTries {
+    target: u64,
+    from: u64,
+    tries: u8,
+}
+
+impl UpgradeTries {
+    /// Whether an upgrade to `target` of a node that reports version `from` was tried often enough to know that it
+    /// changes nothing.
+    pub fn is_stuck(&self, target: &str, from: &str) -> bool {
+        self.target == digest(target)
+            && self.from == digest(from)
+            && self.tries >= UPGRADE_TRIES_MAX
+    }
+}
+
+/// What became of a finished attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// What to count.
+    pub tally: Tally,
+    /// Where the node is now.
+    pub next: Next,
+}
+
+/// The counters an outcome adds one to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tally {
+    /// `provisioned`.
+    pub provisioned: bool,
+    /// `provision_errors`.
+    pub provision_errors: bool,
+    /// The `outcome` label of `outcomes`.
+    pub outcome: Option<&'static str>,
+}
+
+/// The state after an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Unknown again.
+    Absent,
+    /// Pushed to a queue.
+    Queued(Key),
+    /// Left alone for a while.
+    Settling,
+    /// To be taken again by a sighting from then on.
+    Waiting {
+        /// From when on.
+        due: Instant,
+    },
+    /// The key's time had passed; nothing changed.
+    NotCurrent,
+}
+
+/// What a sweep removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// Nodes that have settled.
+    pub settled: usize,
+    /// Waiting nodes unseen for [`KEPT_FOR`].
+    pub unseen: usize,
+}
+
+/// How many nodes are in each state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// On a queue, at the prober or ready.
+    pub queued: usize,
+    /// In a worker.
+    pub working: usize,
+    /// Left alone after success.
+    pub settling: usize,
+    /// To be taken again later.
+    pub waiting: usize,
+}
+
+impl Counts {
+    /// The original's `waiting_nodes`, which counted every node it had not finished with.
+    pub fn waiting_nodes(&self) -> usize {
+        self.queued + self.working + self.settling
+    }
+}
+
+/// One known node, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node<'a> {
+    /// Its name.
+    pub identity: &'a Identity,
+    /// Its state.
+    pub state: NodeState,
+    /// The generation of its queue element, or of the last it had.
+    pub generation: u64,
+    /// When it was last noticed.
+    pub seen: Instant,
+    /// Attempts since it was last provisioned or unknown.
+    pub attempts: u32,
+    /// Failures in a row.
+    pub failures: u16,
+    /// Why it was not provisioned the last time; empty if it was not tried.
+    pub last_error: &'a str,
+}
+
+/// A node's state, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeState {
+    /// On a queue, at the prober or ready.
+    Queued {
+        /// Since when.
+        since: Instant,
+    },
+    /// In a worker.
+    Working {
+        /// Since when.
+        since: Instant,
+    },
+    /// Left alone after success.
+    Settling {
+        /// Until when.
+        until: Instant,
+    },
+    /// To be taken again by a sighting.
+    Waiting {
+        /// From when on.
+        due: Instant,
+    },
+}
+
+/// The bounds and waits of a registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The wait after a third failure in a row, or after a fault of ours.
+    pub interval: Duration,
+    /// The longest wait of a failing node.
+    pub retry_max: Duration,
+    /// Waiting nodes; beyond this the longest unseen is forgotten.
+    pub waiting_max: usize,
+    /// Settling nodes; beyond this the one nearest its end is forgotten.
+    pub settling_max: usize,
+    /// Nodes whose returns and upgrade tries are kept; beyond this the oldest are forgotten.
+    pub kept_max: usize,
+}
+
+impl Limits {
+    /// The given waits, and the usual bounds.
+    pub fn new(interval: Duration, retry_max: Duration) -> Limits {
+        Limits {
+            interval,
+            retry_max,
+            waiting_max: KNOWN_MAX,
+            settling_max: KNOWN_MAX,
+            kept_max: KNOWN_MAX,
+        }
+    }
+}
+
+/// Puts an element on a queue without waiting; false if it does not fit.
+pub type Push<'a> = &'a mut dyn FnMut(Queue, &Key) -> bool;
+
+/// All the nodes we know.
+#[derive(Debug)]
+pub struct Registry {
+    limits: Limits,
+    generation: u64,
+    entries: HashMap<Identity, Box<Entry>>,
+    /// Queued and Waiting ones by when they were seen, Settling ones by when they end.
+    queued: BTreeSet<(Instant, Identity)>,
+    waiting: BTreeSet<(Instant, Identity)>,
+    settling: BTreeSet<(Instant, Identity)>,
+    working: usize,
+    kept: HashMap<Identity, Kept>,
+    kept_by_age: BTreeSet<(Instant, Identity)>,
+    discoveries: Discoveries,
+}
+
+impl Registry {
+    /// Knows nobody.
+    pub fn new(limits: Limits) -> Registry {
+        Registry {
+            limits,
+            generation: 0,
+            entries: HashMap::new(),
+            queued: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            settling: BTreeSet::new(),
+            working: 0,
+            kept: HashMap::new(),
+            kept_by_age: BTreeSet::new(),
+            discoveries: Discoveries::default(),
+        }
+    }
+
+    /// A node was noticed: queues it if it is new or due.
+    pub fn sight(
+        &mut self,
+        identity: &Identity,
+        what: Sighting<'_>,
+        now: Instant,
+        push: Push<'_>,
+    ) -> Sighted {
+        self.settle_if_over(identity, now);
+        let Some((identity, mut entry)) = self.leave(identity) else {
+            return self.sight_newcomer(identity, what, now, push);
+        };
+        entry.seen = now;
+        let news = entry.news(what);
+        let sighted = match (&mut entry.state, news) {
+            (State::Queued { announced, asks_again, .. }, News::Announced) => {
+                *announced = Some(now);
+                if *asks_again < ASKS_AGAIN_MAX {
+                    *asks_again += 1;
+                    let generation = entry.generation;
+                    Sighted::AskAgain(Key { identity: identity.clone(), generation })
+                } else {
+                    Sighted::Known
+                }
+            }
+            (State::Working { announced, .. }, News::Announced) => {
+                *announced = Some(now);
+                Sighted::Known
+            }
+            (State::Settling { settled, .. }, News::Announced) => {
+                let settled = *settled;
+                self.came_back(&identity, &mut entry, settled, now, now, push)
+            }
+            (State::Queued { .. } | State::Working { .. } | State::Settling { .. }, _) => {
+                Sighted::Known
+            }
+            (State::Waiting { due, firm }, news) => {
+                let early = match news {
+                    News::Seen => false,
+                    News::Announced => !*firm && entry.failures <= FAILURES_FREE,
+                    News::Wanted => true,
+                };
+                if early || *due <= now {
+                    self.queue_known(&identity, &mut entry, now, push)
+                } else {
+                    Sighted::NotDue
+                }
+            }
+        };
+        self.enter(identity, entry);
+        sighted
+    }
+
+    /// A worker takes a queued node; nothing if the key's time has passed.
+    pub fn take(&mut self, key: &Key, now: Instant) -> Option<Taken> {
+        let State::Queued { since, announced, .. } = self.current(key)?.state else { return None };
+        let (identity, mut entry) = self.leave(&key.identity)?;
+        let taken = Taken {
+            attempt: entry.attempts.saturating_add(1),
+            queued_for: now.saturating_duration_since(since),
+            announced_at: announced,
+            upgrade: self.kept(&identity, now).and_then(|kept| kept.upgrade),
+        };
+        entry.state = State::Working { since: now, announced: None };
+        self.enter(identity, entry);
+        Some(taken)
+    }
+
+    /// Whether `key` names a queued or running node as it is now.
+    pub fn is_current(&self, key: &Key) -> bool {
+        self.current(key).is_some()
+    }
+
+    /// An attempt, or the probe before it, ended. `just_reconnected` excuses a node that is out of reach; `gate_lost`,
+    /// lost leadership or draining, means that nothing is to be kept for later.
+    pub fn finish(
+        &mut self,
+        key: &Key,
+        report: &Report,
+        now: Instant,
+        just_reconnected: bool,
+        gate_lost: bool,
+        push: Push<'_>,
+    ) -> Finished {
+        let Some(state) = self.current(key).map(|entry| entry.state) else {
+            return Finished { tally: Tally::default(), next: Next::NotCurrent };
+        };
+        let Some((identity, mut entry)) = self.leave(&key.identity) else {
+            return Finished { tally: Tally::default(), next: Next::NotCurrent };
+        };
+        let rebooted_at = match state {
+            State::Working { announced, .. } => announced,
+            _ => None,
+        };
+        let is_excused = just_reconnected && report.outcome == Outcome::Unreachable;
+        let tally = if is_excused { Tally::default() } else { tally(&report.outcome) };
+        if tally.outcome.is_some() {
+            entry.attempts = entry.attempts.saturating_add(1);
+        }
+        if !matches!(report.outcome, Outcome::Stopped(_)) {
+            entry.last_error = error_text(report);
+        }
+        if let Outcome::UpgradeSent { version, from, .. } = &report.outcome {
+            self.keep_upgrade(&identity, version, from, now);
+        }
+        if gate_lost {
+            return Finished { tally, next: Next::Absent };
+        }
+
+        match &report.outcome {
+            Outcome::Provisioned { configured_at, restarted_at } => {
+                let late_until = restarted_at.map(|at| at + RESTART_SPLAY);
+                let settled = Settled::Configured { late_until };
+                entry.settle(now + SETTLING, settled);
+                if let Some(at) = rebooted_at.filter(|at| at > configured_at) {
+                    self.came_back(&identity, &mut entry, settled, at, now, push);
+                }
+            }
+            Outcome::UpgradeSent { sent_at, .. } => {
+                entry.settle(now + SETTLING_UPGRADE, Settled::Upgraded);
+                if let Some(at) = rebooted_at.filter(|at| at > sent_at) {
+                    self.came_back(&identity, &mut entry, Settled::Upgraded, at, now, push);
+                }
+            }
+            Outcome::ShutDown => {
+                entry.settle(now + SETTLING, Settled::Configured { late_until: None });
+            }
+            Outcome::UpgradeStuck { .. } => entry.wait(now + self.limits.retry_max),
+            Outcome::Deferred => {
+                entry.failures = 0;
+                entry.wait(now);
+            }
+            Outcome::Busy => entry.wait(now + BUSY_WAIT),
+            Outcome::HelperFailed | Outcome::WrongToken => entry.wait(now + self.limits.interval),
+            Outcome::Unreachable if is_excused => entry.wait(now),
+            Outcome::Unreachable | Outcome::Refused | Outcome::Failed => {
+                entry.failures = entry.failures.saturating_add(1);
+                // A reboot explains one failure, not a row: a node that reboots in every attempt is a broken one.
+                let wait = self.wait_after(entry.failures);
+                entry.is_excused = !wait.is_zero() && rebooted_at.is_some() && !entry.is_excused;
+                entry.wait(if entry.is_excused { now } else { now + wait });
+            }
+            Outcome::Stopped(Closed::Deadline) => {
+                self.queue_known(&identity, &mut entry, now, push);
+            }
+            Outcome::NotProvisioning
+            | Outcome::Stopped(Closed::Aborted | Closed::Draining | Closed::TermEnded) => {
+                return Finished { tally, next: Next::Absent };
+            }
+        }
+        let next = match entry.state {
+            State::Queued { .. } | State::Working { .. } => {
+                Next::Queued(Key { identity: identity.clone(), generation: entry.generation })
+            }
+            State::Settling { .. } => Next::Settling,
+            State::Waiting { due, .. } => Next::Waiting { due },
+        };
+        self.enter(identity, entry);
+        Finished { tally, next }
+    }
+
+    /// A discovery begins.
+    pub fn discovery_started(&mut self, now: Instant) {
+        self.discoveries.running = Some(now);
+    }
+
+    /// The discovery that began last has ended without a fault. Forgets the queued nodes that this one and the one
+    /// before have missed, and returns them.
+    pub fn discovery_completed(&mut self, now: Instant) -> Vec<Identity> {
+        let mut stale = Vec::new();
+        let Some(missed_since) = self.discoveries.complete() else { return stale };
+        let is_stale = |seen: Instant| {
+            seen < missed_since && now.saturating_duration_since(seen) >= STALE_AFTER
+        };
+        while let Some(identity) = first(&self.queued, is_stale) {
+            self.leave(&identity);
+            stale.push(identity);
+        }
+        stale
+    }
+
+    /// Forgets what has expired. Sightings don't depend on how often this is called.
+    pub fn sweep(&mut self, now: Instant) -> Swept {
+        let mut swept = Swept::default();
+        let is_over = |at: Instant, after| now.saturating_duration_since(at) >= after;
+        while let Some(identity) = first(&self.settling, |until| until <= now) {
+            self.leave(&identity);
+            swept.settled += 1;
+        }
+        while let Some(identity) = first(&self.waiting, |seen| is_over(seen, KEPT_FOR)) {
+            self.leave(&identity);
+            swept.unseen += 1;
+        }
+        while first(&self.kept_by_age, |changed| is_over(changed, KEPT_FOR)).is_some() {
+            self.forget_oldest_kept();
+        }
+        swept
+    }
+
+    /// Leadership was lost: forgets all but the running nodes, which stop by themselves. The caller empties the queues.
+    pub fn clear(&mut self) -> usize {
+        let before = self.entries.len();
+        self.entries.retain(|_, entry| matches!(entry.state, State::Working { .. }));
+        self.queued.clear();
+        self.waiting.clear();
+        self.settling.clear();
+        self.discoveries = Discoveries::default();
+        before - self.entries.len()
+    }
+
+    /// Takes new settings and makes all waiting nodes due: what they failed of may be what was changed.
+    pub fn reload(&mut self, limits: Limits, now: Instant) {
+        self.limits = limits;
+        self.make_due(now);
+    }
+
+    /// Makes all waiting nodes due, so that their next sighting queues them.
+    pub fn make_due(&mut self, now: Instant) {
+        for entry in self.entries.values_mut() {
+            if let State::Waiting { due, firm } = &mut entry.state {
+                *due = now.min(*due);
+                *firm = false;
+            }
+        }
+    }
+
+    /// How many nodes are in each state.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            queued: self.queued.len(),
+            working: self.working,
+            settling: self.settling.len(),
+            waiting: self.waiting.len(),
+        }
+    }
+
+    /// What is known about one node.
+    pub fn node(&self, identity: &Identity) -> Option<Node<'_>> {
+        self.entries.get_key_value(identity).map(|(identity, entry)| entry.describe(identity))
+    }
+
+    /// All known nodes, in no order.
+    pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
+        self.entries.iter().map(|(identity, entry)| entry.describe(identity))
+    }
+
+    fn sight_newcomer(
+        &mut self,
+        identity: &Identity,
+        what: Sighting<'_>,
+        now: Instant,
+        push: Push<'_>,
+    ) -> Sighted {
+        let mut entry = Box::new(Entry::new(now));
+        entry.news(what);
+        match self.queue(identity, &mut entry, now, push) {
+            Some(key) => {
+                self.enter(identity.clone(), entry);
+                Sighted::Queued(key)
+            }
+            None => Sighted::QueueFull,
+        }
+    }
+
+    /// A node that was `settled` announced itself at `at`.
+    fn came_back(
+        &mut self,
+        identity: &Identity,
+        entry: &mut Entry,
+        settled: Settled,
+        at: Instant,
+        now: Instant,
+        push: Push<'_>,
+    ) -> Sighted {
+        match settled {
+            // This is what an upgraded node was waited for.
+            Settled::Upgraded => return self.queue_known(identity, entry, now, push),
+            Settled::Configured { late_until: Some(until) } if at < until => {
+                return Sighted::Known;
+            }
+            Settled::Configured { .. } => {}
+        }
+        let returns = self.keep_return(identity, now);
+        entry.last_error = Some(match returns {
+            1 => "came back unprovisioned after it was configured".into(),
+            _ => format!("came back unprovisioned {returns} times after it was configured").into(),
+        });
+        if returns == 1 {
+            return self.queue_known(identity, entry, now, push);
+        }
+        let due = now + self.growing_wait(returns - 2);
+        entry.state = State::Waiting { due, firm: true };
+        Sighted::NotDue
+    }
+
+    /// Queues a node that has an entry; if it doesn't fit, it waits for its next sighting.
+    fn queue_known(
+        &mut self,
+        identity: &Identity,
+        entry: &mut Entry,
+        now: Instant,
+        push: Push<'_>,
+    ) -> Sighted {
+        match self.queue(identity, entry, now, push) {
+            Some(key) => Sighted::Queued(key),
+            None => {
+                if entry.last_error.is_none() {
+                    entry.last_error = Some("the queue was full".into());
+                }
+                entry.wait(now);
+                Sighted::QueueFull
+            }
+        }
+    }
+
+    fn queue(
+        &mut self,
+        identity: &Identity,
+        entry: &mut Entry,
+        now: Instant,
+        push: Push<'_>,
+    ) -> Option<Key> {
+        let queue = match self.kept(identity, now) {
+            None if entry.attempts == 0 => Queue::First,
+            _ => Queue::Retry,
+        };
+        self.generation += 1;
+        let key = Key { identity: identity.clone(), generation: self.generation };
+        if !push(queue, &key) {
+            return None;
+        }
+        entry.generation = key.generation;
+        entry.state = State::Queued { since: now, announced: None, asks_again: 0 };
+        Some(key)
+    }
+
+    /// The wait after the given number of failures in a row.
+    fn wait_after(&self, failures: u16) -> Duration {
+        match failures.checked_sub(FAILURES_FREE + 1) {
+            None => Duration::ZERO,
+            Some(doublings) => self.growing_wait(u32::from(doublings)),
+        }
+    }
+
+    fn growing_wait(&self, doublings: u32) -> Duration {
+        let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+        self.limits.interval.saturating_mul(factor).min(self.limits.retry_max)
+    }
+
+    /// The queued or running entry that `key` names.
+    fn current(&self, key: &Key) -> Option<&Entry> {
+        self.entries.get(&key.identity).map(Box::as_ref).filter(|entry| {
+            entry.generation == key.generation
+                && matches!(entry.state, State::Queued { .. } | State::Working { .. })
+        })
+    }
+
+    /// Takes an entry out, so that its state may change; [`enter`](Registry::enter) puts it back.
+    fn leave(&mut self, identity: &Identity) -> Option<(Identity, Box<Entry>)> {
+        let (identity, entry) = self.entries.remove_entry(identity)?;
+        let (identity, removed) = match entry.state {
+            State::Working { .. } => {
+                self.working -= 1;
+                (identity, true)
+            }
+            State::Queued { .. } => remove(&mut self.queued, entry.seen, identity),
+            State::Waiting { .. } => remove(&mut self.waiting, entry.seen, identity),
+            State::Settling { until, .. } => remove(&mut self.settling, until, identity),
+        };
+        debug_assert!(removed, "every entry is in the index of its state");
+        Some((identity, entry))
+    }
+
+    fn enter(&mut self, identity: Identity, entry: Box<Entry>) {
+        match entry.state {
+            State::Working { .. } => self.working += 1,
+            State::Queued { .. } => {
+                self.queued.insert((entry.seen, identity.clone()));
+            }
+            State::Waiting { .. } => {
+                self.waiting.insert((entry.seen, identity.clone()));
+            }
+            State::Settling { until, .. } => {
+                self.settling.insert((until, identity.clone()));
+            }
+        }
+        self.entries.insert(identity, entry);
+        let (waiting_max, settling_max) = (self.limits.waiting_max, self.limits.settling_max);
+        let surplus = [
+            first(&self.waiting, |_| self.waiting.len() > waiting_max),
+            first(&self.settling, |_| self.settling.len() > settling_max),
+        ];
+        for oldest in surplus.iter().flatten() {
+            self.leave(oldest);
+        }
+    }
+
+    fn settle_if_over(&mut self, identity: &Identity, now: Instant) {
+        let state = self.entries.get(identity).map(|entry| entry.state);
+        if matches!(state, Some(State::Settling { until, .. }) if until <= now) {
+            self.leave(identity);
+        }
+    }
+
+    fn kept(&self, identity: &Identity, now: Instant) -> Option<&Kept> {
+        self.kept
+            .get(identity)
+            .filter(|kept| now.saturating_duration_since(kept.changed) < KEPT_FOR)
+    }
+
+    /// Counts a return, and says how many there have been.
+    fn keep_return(&mut self, identity: &Identity, now: Instant) -> u32 {
+        let mut kept = self.kept(identity, now).copied().unwrap_or(Kept::new(now));
+        kept.returns = kept.returns.saturating_add(1);
+        self.keep(identity, kept, now);
+        kept.returns
+    }
+
+    fn keep_upgrade(&mut self, identity: &Identity, target: &str, from: &str, now: Instant) {
+        let mut kept = self.kept(identity, now).copied().unwrap_or(Kept::new(now));
+        let (target, from) = (digest(target), digest(from));
+        let tries = match kept.upgrade {
+            Some(tried) if tried.target == target && tried.from == from => {
+                tried.tries.saturating_add(1)
+            }
+            _ => 1,
+        };
+        kept.upgrade = Some(UpgradeTries { target, from, tries });
+        self.keep(identity, kept, now);
+    }
+
+    fn keep(&mut self, identity: &Identity, mut kept: Kept, now: Instant) {
+        kept.changed = now;
+        if let Some(before) = self.kept.insert(identity.clone(), kept) {
+            self.kept_by_age.remove(&(before.changed, identity.clone()));
+        }
+        self.kept_by_age.insert((now, identity.clone()));
+        if self.kept.len() > self.limits.kept_max {
+            self.forget_oldest_kept();
+        }
+    }
+
+    fn forget_oldest_kept(&mut self) {
+        if let Some((_, identity)) = self.kept_by_age.pop_first() {
+            self.kept.remove(&identity);
+        }
+    }
+}
+
+/// What a sighting tells about the node.
+#[derive(Debug, Clone, Copy)]
+enum News {
+    /// It is there.
+    Seen,
+    /// It has started since we last heard of it.
+    Announced,
+    /// An operator wants it.
+    Wanted,
+}
+
+/// All that is known about one node. Times and texts are what makes it big, so it holds few of them.
+#[derive(Debug)]
+struct Entry {
+    generation: u64,
+    seen: Instant,
+    /// Digest of the last event's id, to know a copy that comes late.
+    event: Option<u64>,
+    state: State,
+    last_error: Option<Box<str>>,
+    attempts: u32,
+    failures: u16,
+    /// The last failure was explained by a reboot.
+    is_excused: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Queued {
+        since: Instant,
+        announced: Option<Instant>,
+        asks_again: u8,
+    },
+    Working {
+        since: Instant,
+        announced: Option<Instant>,
+    },
+    Settling {
+        until: Instant,
+        settled: Settled,
+    },
+    Waiting {
+        due: Instant,
+        /// No startup event makes it due earlier.
+        firm: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Settled {
+    Configured {
+        /// An event before this was published before the restart.
+        late_until: Option<Instant>,
+    },
+    Upgraded,
+}
+
+impl Entry {
+    /// An entry that must be queued next.
+    fn new(now: Instant) -> Entry {
+        Entry {
+            generation: 0,
+            seen: now,
+            event: None,
+            state: State::Waiting { due: now, firm: false },
+            last_error: None,
+            attempts: 0,
+            failures: 0,
+            is_excused: false,
+        }
+    }
+
+    /// Notes an event's id; a copy of the last event is no news.
+    fn news(&mut self, what: Sighting<'_>) -> News {
+        match what {
+            Sighting::Discovery | Sighting::LateAnswer => News::Seen,
+            Sighting::Operator => News::Wanted,
+            Sighting::Event { id, .. } => {
+                let event = Some(digest(id));
+                if self.event == event && !id.is_empty() {
+                    return News::Seen;
+                }
+                self.event = event;
+                News::Announced
+            }
+        }
+    }
+
+    fn settle(&mut self, until: Instant, settled: Settled) {
+        self.attempts = 0;
+        self.failures = 0;
+        self.is_excused = false;
+        self.state = State::Settling { until, settled };
+    }
+
+    fn wait(&mut self, due: Instant) {
+        self.state = State::Waiting { due, firm: false };
+    }
+
+    fn describe<'a>(&'a self, identity: &'a Identity) -> Node<'a> {
+        Node {
+            identity,
+            state: match self.state {
+                State::Queued { since, .. } => NodeState::Queued { since },
+                State::Working { since, .. } => NodeState::Working { since },
+                State::Settling { until, .. } => NodeState::Settling { until },
+                State::Waiting { due, .. } => NodeState::Waiting { due },
+            },
+            generation: self.generation,
+            seen: self.seen,
+            attempts: self.attempts,
+            failures: self.failures,
+            last_error: self.last_error.as_deref().unwrap_or_default(),
+        }
+    }
+}
+
+/// What outlives an entry.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    changed: Instant,
+    returns: u32,
+    upgrade: Option<UpgradeTries>,
+}
+
+impl Kept {
+    fn new(now: Instant) -> Kept {
+        Kept { changed: now, returns: 0, upgrade: None }
+    }
+}
+
+/// When the discoveries that count began.
+#[derive(Debug, Default)]
+struct Discoveries {
+    running: Option<Instant>,
+    last_completed: Option<Instant>,
+}
+
+impl Discoveries {
+    /// Ends the running one; says since when a node must have been silent to be missed by it and the one before.
+    fn complete(&mut self) -> Option<Instant> {
+        let started = self.running.take()?;
+        self.last_completed.replace(started)
+    }
+}
+
+/// Which counters an outcome adds to.
+pub fn tally(outcome: &Outcome) -> Tally {
+    let good = |label| Tally { provisioned: true, provision_errors: false, outcome: Some(label) };
+    let bad = |label| Tally { provisioned: false, provision_errors: true, outcome: Some(label) };
+    let own = |label| Tally { provisioned: false, provision_errors: false, outcome: Some(label) };
+    match outcome {
+        Outcome::Provisioned { .. } => good("provisioned"),
+        Outcome::UpgradeSent { .. } => good("upgrade_sent"),
+        Outcome::UpgradeStuck { .. } => bad("upgrade_stuck"),
+        Outcome::ShutDown => good("shutdown"),
+        Outcome::Deferred => own("deferred"),
+        Outcome::Busy => own("busy"),
+        Outcome::HelperFailed => bad("helper_failed"),
+        Outcome::WrongToken => bad("wrong_token"),
+        Outcome::Unreachable => bad("unreachable"),
+        Outcome::Refused => bad("refused"),
+        Outcome::Failed => bad("failed"),
+        Outcome::NotProvisioning => own("not_provisioning"),
+        Outcome::Stopped(_) => Tally::default(),
+    }
+}
+
+/// The `outcome` label of the nodes that [`Registry::discovery_completed`] returns.
+pub const STALE: &str = "stale";
+
+fn error_text(report: &Report) -> Option<Box<str>> {
+    let Tally { provisioned, outcome, .. } = tally(&report.outcome);
+    if provisioned {
+        return None;
+    }
+    if report.reason.is_empty() {
+        return outcome.map(Into::into);
+    }
+    let mut end = report.reason.len().min(ERROR_BYTES_MAX);
+    while !report.reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    Some(report.reason[..end].into())
+}
+
+/// The first of an index, if its time passes `test`.
+fn first(
+    index: &BTreeSet<(Instant, Identity)>,
+    test: impl FnOnce(Instant) -> bool,
+) -> Option<Identity> {
+    index.first().filter(|(at, _)| test(*at)).map(|(_, identity)| identity.clone())
+}
+
+/// Takes an element out of an index, and says whether it was there.
+fn remove(
+    index: &mut BTreeSet<(Instant, Identity)>,
+    at: Instant,
+    identity: Identity,
+) -> (Identity, bool) {
+    let element = (at, identity);
+    let was_there = index.remove(&element);
+    (element.1, was_there)
+}
+
+/// Stands for a text that is only ever compared. Whoever finds two texts with one digest gains nothing by it.
+fn digest(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(60);
+    const RETRY_MAX: Duration = Duration::from_secs(30 * 60);
+    const DISCOVERY: Sighting<'static> = Sighting::Discovery;
+    const LATE_ANSWER: Sighting<'static> = Sighting::LateAnswer;
+    const OPERATOR: Sighting<'static> = Sighting::Operator;
+    /// The event that every row begins with, and another one.
+    const COPY: Sighting<'static> = Sighting::Event { id: "first" };
+    const EVENT: Sighting<'static> = Sighting::Event { id: "second" };
+
+    #[test]
+    fn a_sighting_does_what_the_state_table_says() {
+        check_sighting(absent, DISCOVERY, "queued: Queued");
+        check_sighting(absent, EVENT, "queued: Queued");
+        check_sighting(absent, LATE_ANSWER, "queued: Queued");
+        check_sighting(absent, OPERATOR, "queued: Queued");
+
+        check_sighting(queued, DISCOVERY, "known: Queued");
+        check_sighting(queued, EVENT, "ask again: Queued");
+        check_sighting(queued, COPY, "known: Queued");
+        check_sighting(queued, LATE_ANSWER, "known: Queued");
+        check_sighting(queued, OPERATOR, "known: Queued");
+
+        check_sighting(working, DISCOVERY, "known: Working");
+        check_sighting(working, EVENT, "known: Working");
+        check_sighting(working, OPERATOR, "known: Working");
+
+        check_sighting(configured, DISCOVERY, "known: Settling");
+        check_sighting(configured, LATE_ANSWER, "known: Settling");
+        check_sighting(configured, OPERATOR, "known: Settling");
+        check_sighting(configured, COPY, "known: Settling");
+        check_sighting(configured_just_now, EVENT, "known: Settling");
+        check_sighting(configured, EVENT, "queued: Queued");
+        check_sighting(configured_unanswered, EVENT, "queued: Queued");
+        check_sighting(configured_again, EVENT, "not due: Waiting 60");
+        check_sighting(configured_long_ago, DISCOVERY, "queued: Queued");
+
+        check_sighting(upgraded, DISCOVERY, "known: Settling");
+        check_sighting(upgraded, COPY, "known: Settling");
+        check_sighting(upgraded, EVENT, "queued: Queued");
+
+        check_sighting(shut_down, DISCOVERY, "known: Settling");
+        check_sighting(shut_down, EVENT, "queued: Queued");
+
+        check_sighting(failed_once, DISCOVERY, "queued: Queued");
+        check_sighting(busy, DISCOVERY, "not due: Waiting 120");
+        check_sighting(busy, EVENT, "queued: Queued");
+        check_sighting(busy, COPY, "not due: Waiting 120");
+        check_sighting(busy, OPERATOR, "queued: Queued");
+        check_sighting(busy_long_ago, DISCOVERY, "queued: Queued");
+        check_sighting(failed_thrice, DISCOVERY, "not due: Waiting 60");
+        check_sighting(failed_thrice, LATE_ANSWER, "not due: Waiting 60");
+        check_sighting(failed_thrice, EVENT, "not due: Waiting 60");
+        check_sighting(failed_thrice, OPERATOR, "queued: Queued");
+        check_sighting(failed_thrice_long_ago, DISCOVERY, "queued: Queued");
+        check_sighting(failed_thrice_long_ago, EVENT, "queued: Queued");
+        check_sighting(returned_twice, EVENT, "not due: Waiting 60");
+    }
+
+    #[test]
+    fn a_full_queue_leaves_no_newcomer_behind_and_no_known_node_worse() {
+        check_refused(absent, DISCOVERY, "queue full: absent");
+        check_refused(absent, EVENT, "queue full: absent");
+        check_refused(configured, EVENT, "queue full: Waiting 0");
+        check_refused(upgraded, EVENT, "queue full: Waiting 0");
+        check_refused(failed_once, DISCOVERY, "queue full: Waiting 0");
+        check_refused(busy, EVENT, "queue full: Waiting 0");
+        check_refused(failed_thrice, OPERATOR, "queue full: Waiting 0");
+        check_refused(busy, DISCOVERY, "not due: Waiting 120");
+    }
+
+    #[test]
+    fn losing_leadership_forgets_all_but_running_nodes() {
+        for (state, expected) in [
+            (absent as fn(&mut World), "absent"),
+            (queued, "absent"),
+            (working, "Working"),
+            (configured, "absent"),
+            (upgraded, "absent"),
+            (failed_once, "absent"),
+            (failed_thrice, "absent"),
+        ] {
+            let mut world = World::new();
+            state(&mut world);
+            world.registry.clear();
+            assert_eq!(world.state(), expected);
+            world.check();
+        }
+    }
+
+    #[test]
+    fn an_outcome_leads_where_the_outcome_table_says() {
+        let ok = |at| Outcome::Provisioned { configured_at: at, restarted_at: Some(at) };
+        let unanswered = |at| Outcome::Provisioned { configured_at: at, restarted_at: None };
+        check_outcome(ok, "provisioned", "provisioned", "Settling 60");
+        check_outcome(unanswered, "provisioned", "provisioned", "Settling 60");
+        check_outcome(upgrade_sent, "provisioned", "upgrade_sent", "Settling 600");
+        check_outcome(|_| stuck(), "error", "upgrade_stuck", "Waiting 1800");
+        check_outcome(|_| Outcome::ShutDown, "provisioned", "shutdown", "Settling 60");
+        check_outcome(|_| Outcome::Deferred, "", "deferred", "Waiting 0");
+        check_outcome(|_| Outcome::Busy, "", "busy", "Waiting 120");
+        check_outcome(|_| Outcome::HelperFailed, "error", "helper_failed", "Waiting 60");
+        check_outcome(|_| Outcome::WrongToken, "error", "wrong_token", "Waiting 60");
+        check_outcome(|_| Outcome::Unreachable, "error", "unreachable", "Waiting 0");
+        check_outcome(|_| Outcome::Refused, "error", "refused", "Waiting 0");
+        check_outcome(|_| Outcome::Failed, "error", "failed", "Waiting 0");
+        check_outcome(|_| Outcome::NotProvisioning, "", "not_provisioning", "absent");
+        check_outcome(|_| Outcome::Stopped(Closed::Deadline), "", "", "Queued");
+        check_outcome(|_| Outcome::Stopped(Closed::TermEnded), "", "", "absent");
+        check_outcome(|_| Outcome::Stopped(Closed::Draining), "", "", "absent");
+        check_outcome(|_| Outcome::Stopped(Closed::Aborted), "", "", "absent");
+    }
+
+    #[test]
+    fn nothing_is_kept_for_later_when_the_gate_is_lost() {
+        for outcome in [Outcome::Failed, Outcome::Deferred, Outcome::ShutDown] {
+            let mut world = World::new();
+            working(&mut world);
+            world.gate_lost = true;
+            let finished = world.finish(outcome.clone());
+            assert_eq!(finished, Finished { tally: tally(&outcome), next: Next::Absent });
+            assert_eq!(world.state(), "absent");
+        }
+    }
+
+    #[test]
+    fn a_stopped_node_that_does_not_fit_waits_due_now() {
+        let mut world = World::new();
+        working(&mut world);
+        world.capacity = 0;
+        world.finish(Outcome::Stopped(Closed::Deadline));
+        assert_eq!(world.state(), "Waiting 0");
+        assert_eq!(world.node().attempts, 0);
+    }
+
+    #[test]
+    fn a_stopped_attempt_is_not_counted() {
+        let mut world = World::new();
+        working(&mut world);
+        world.finish(Outcome::Stopped(Closed::Deadline));
+        assert_eq!(world.queue.pop().unwrap().0, Queue::First);
+        let key = world.key();
+        assert_eq!(world.registry.take(&key, world.now).unwrap().attempt, 1);
+    }
+
+    #[test]
+    fn failures_in_a_row_wait_longer_and_longer() {
+        let mut world = World::new();
+        for expected in [0, 0, 60, 120, 240, 480, 960, 1800, 1800] {
+            world.work(OPERATOR);
+            world.finish(Outcome::Failed);
+            assert_eq!(world.state(), format!("Waiting {expected}"));
+        }
+        for _ in 0..100 {
+            world.work(OPERATOR);
+            world.finish(Outcome::Unreachable);
+        }
+        assert_eq!(world.state(), "Waiting 1800");
+    }
+
+    #[test]
+    fn faults_of_ours_never_grow() {
+        for outcome in [Outcome::HelperFailed, Outcome::WrongToken] {
+            let mut world = World::new();
+            for _ in 0..10 {
+                world.work(OPERATOR);
+                world.finish(outcome.clone());
+                assert_eq!(world.state(), "Waiting 60");
+            }
+            assert_eq!(world.node().failures, 0);
+        }
+    }
+
+    #[test]
+    fn what_a_node_did_well_ends_its_row_of_failures() {
+        check_row_ends(Outcome::Deferred, true);
+        check_row_ends(Outcome::Busy, false);
+        check_row_ends(Outcome::HelperFailed, false);
+        check_row_ends(Outcome::Stopped(Closed::Deadline), false);
+    }
+
+    #[track_caller]
+    fn check_row_ends(outcome: Outcome, ends: bool) {
+        let mut world = World::new();
+        failed_thrice(&mut world);
+        world.work(OPERATOR);
+        world.finish(outcome);
+        assert_eq!(world.node().failures, if ends { 0 } else { 3 });
+    }
+
+    #[test]
+    fn a_reboot_explains_one_failure_but_not_a_row() {
+        let mut world = World::new();
+        failed_thrice(&mut world);
+        world.work(OPERATOR);
+        world.sight(EVENT);
+        world.finish(Outcome::Failed);
+        assert_eq!(world.state(), "Waiting 0");
+        world.work(DISCOVERY);
+        world.sight(Sighting::Event { id: "third" });
+        world.finish(Outcome::Failed);
+        assert_eq!(world.state(), "Waiting 240");
+        world.work(OPERATOR);
+        world.sight(Sighting::Event { id: "fourth" });
+        world.finish(Outcome::Failed);
+        assert_eq!(world.state(), "Waiting 0");
+    }
+
+    #[test]
+    fn an_unreachable_node_is_excused_right_after_a_reconnect() {
+        let mut world = World::new();
+        failed_thrice(&mut world);
+        world.work(OPERATOR);
+        world.just_reconnected = true;
+        let finished = world.finish(Outcome::Unreachable);
+        assert_eq!(finished.tally, Tally::default());
+        assert_eq!(world.state(), "Waiting 0");
+        assert_eq!((world.node().failures, world.node().attempts), (3, 3));
+        assert_eq!(world.node().last_error, "because");
+        // Other failures are the node's own.
+        world.work(DISCOVERY);
+        world.finish(Outcome::Failed);
+        assert_eq!(world.state(), "Waiting 120");
+    }
+
+    #[test]
+    fn the_prober_ends_a_node_that_no_worker_took() {
+        let mut world = World::new();
+        queued(&mut world);
+        let finished = world.finish(Outcome::Unreachable);
+        assert_eq!(finished.tally, tally(&Outcome::Unreachable));
+        assert_eq!(world.state(), "Waiting 0");
+        assert_eq!(world.node().failures, 1);
+    }
+
+    #[test]
+    fn an_event_during_the_work_is_judged_by_what_became_of_it() {
+        // Seconds after the start of the work: `configure` answered, `restart` answered, event.
+        check_remembered(5, Some(6), 4, "Settling 60");
+        check_remembered(5, Some(6), 5, "Settling 60");
+        check_remembered(5, Some(6), 7, "Settling 60");
+        check_remembered(5, Some(6), 8, "Queued");
+        check_remembered(5, None, 4, "Settling 60");
+        check_remembered(5, None, 6, "Queued");
+    }
+
+    #[track_caller]
+    fn check_remembered(configured: u64, restarted: Option<u64>, event: u64, expected: &str) {
+        let mut world = World::new();
+        working(&mut world);
+        let start = world.now;
+        let at = |secs| start + Duration::from_secs(secs);
+        world.now = at(event);
+        world.sight(EVENT);
+        world.now = at(10);
+        world.finish(Outcome::Provisioned {
+            configured_at: at(configured),
+            restarted_at: restarted.map(at),
+        });
+        assert_eq!(world.state(), expected);
+    }
+
+    #[test]
+    fn an_event_after_an_upgrade_was_sent_is_what_was_waited_for() {
+        for (event, expected) in [(4, "Settling 600"), (6, "Queued")] {
+            let mut world = World::new();
+            working(&mut world);
+            let start = world.now;
+            world.now = start + Duration::from_secs(event);
+            world.sight(EVENT);
+            world.now = start + Duration::from_secs(10);
+            world.finish(upgrade_sent(start + Duration::from_secs(5)));
+            assert_eq!(world.state(), expected);
+        }
+    }
+
+    #[test]
+    fn a_node_that_comes_back_again_and_again_waits_longer_and_longer() {
+        let mut world = World::new();
+        configured(&mut world);
+        assert!(matches!(world.sight(EVENT), Sighted::Queued(_)));
+        for expected in [60, 120, 240, 480, 960, 1800, 1800] {
+            world.take_and_configure();
+            world.pass(5);
+            let id = format!("after {expected} at {:?}", world.now);
+            assert_eq!(world.sight(Sighting::Event { id: &id }), Sighted::NotDue);
+            assert_eq!(world.state(), format!("Waiting {expected}"));
+            assert!(world.node().last_error.starts_with("came back unprovisioned"));
+            world.pass(expected);
+            assert!(matches!(world.sight(DISCOVERY), Sighted::Queued(_)));
+        }
+    }
+
+    #[test]
+    fn returns_are_forgotten_after_a_day_without_one() {
+        let mut world = World::new();
+        configured_again(&mut world);
+        world.now += KEPT_FOR;
+        world.registry.sweep(world.now);
+        assert!(world.registry.kept.is_empty() && world.registry.kept_by_age.is_empty());
+        world.work(Sighting::Event { id: "third" });
+        world.configure();
+        world.pass(5);
+        assert!(matches!(world.sight(Sighting::Event { id: "fourth" }), Sighted::Queued(_)));
+    }
+
+    #[test]
+    fn an_upgrade_is_stuck_after_two_tries_that_changed_nothing() {
+        let mut world = World::new();
+        let taken = world.work(EVENT);
+        assert_eq!(taken.upgrade, None);
+        for (tries, is_stuck) in [(1, false), (2, true)] {
+            world.finish(upgrade_sent(world.now));
+            let id = format!("after upgrade {tries}");
+            let taken = world.work(Sighting::Event { id: &id }).upgrade.unwrap();
+            assert_eq!(taken.is_stuck("0.31.0", "0.30.0"), is_stuck);
+            assert!(!taken.is_stuck("0.32.0", "0.30.0"), "another target");
+            assert!(!taken.is_stuck("0.31.0", "0.30.1"), "another version");
+        }
+        // A change of version begins a new count.
+        world.finish(Outcome::UpgradeSent {
+            version: "0.31.0".into(),
+            from: "0.30.1".into(),
+            sent_at: world.now,
+        });
+        let taken = world.work(Sighting::Event { id: "last" }).upgrade.unwrap();
+        assert!(!taken.is_stuck("0.31.0", "0.30.1"));
+    }
+
+    #[test]
+    fn a_node_is_stale_once_two_discoveries_and_two_minutes_missed_it() {
+        check_stale(&[0, 60, 120], 121, true);
+        check_stale(&[0, 60, 120], 119, false);
+        check_stale(&[0, 130], 131, false);
+        check_stale(&[130, 140], 141, true);
+        check_stale(&[], 1000, false);
+    }
+
+    /// Queues a node at zero, runs discoveries from zero on at the given seconds, the last one ending at `end`.
+    #[track_caller]
+    fn check_stale(starts: &[u64], end: u64, expected: bool) {
+        let mut world = World::new();
+        // Discoveries that the node answered don't count against it.
+        world.registry.discovery_started(world.now - INTERVAL);
+        world.registry.discovery_completed(world.now - INTERVAL);
+        queued(&mut world);
+        let zero = world.now;
+        let mut stale = Vec::new();
+        for (i, start) in starts.iter().enumerate() {
+            let end = if i + 1 == starts.len() { end } else { *start };
+            // Nobody is missed by the one that runs while it is found.
+            world.registry.discovery_started(zero + Duration::from_secs(*start));
+            stale.extend(world.registry.discovery_completed(zero + Duration::from_secs(end)));
+        }
+        assert_eq!(!stale.is_empty(), expected);
+        assert_eq!(world.state() == "absent", expected);
+        world.check();
+    }
+
+    #[test]
+    fn a_sighting_keeps_a_queued_node_from_becoming_stale() {
+        let mut world = World::new();
+        queued(&mut world);
+        for _ in 0..10 {
+            world.pass(60);
+            world.registry.discovery_started(world.now);
+            world.sight(DISCOVERY);
+            assert_eq!(world.registry.discovery_completed(world.now), []);
+        }
+        assert_eq!(world.state(), "Queued");
+    }
+
+    #[test]
+    fn a_discovery_that_did_not_complete_makes_nobody_stale() {
+        let mut world = World::new();
+        queued(&mut world);
+        for _ in 0..10 {
+            world.pass(60);
+            world.registry.discovery_started(world.now);
+        }
+        assert_eq!(world.registry.discovery_completed(world.now), []);
+        assert_eq!(world.registry.discovery_completed(world.now), []);
+        assert_eq!(world.state(), "Queued");
+    }
+
+    #[test]
+    fn only_queued_nodes_become_stale() {
+        for state in [working as fn(&mut World), configured, failed_once] {
+            let mut world = World::new();
+            state(&mut world);
+            for _ in 0..3 {
+                world.pass(200);
+                world.registry.discovery_started(world.now);
+                assert_eq!(world.registry.discovery_completed(world.now), []);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sweep_forgets_what_has_expired() {
+        let mut world = World::new();
+        configured(&mut world);
+        assert_eq!(world.registry.sweep(world.now), Swept::default());
+        world.pass(60);
+        assert_eq!(world.registry.sweep(world.now), Swept { settled: 1, unseen: 0 });
+        failed_once(&mut world);
+        world.now += KEPT_FOR - Duration::from_secs(1);
+        assert_eq!(world.registry.sweep(world.now), Swept::default());
+        world.pass(1);
+        assert_eq!(world.registry.sweep(world.now), Swept { settled: 0, unseen: 1 });
+        assert_eq!(world.state(), "absent");
+    }
+
+    #[test]
+    fn a_reload_makes_waiting_nodes_due_but_queues_none() {
+        for state in [busy as fn(&mut World), failed_thrice, returned_twice] {
+            let mut world = World::new();
+            state(&mut world);
+            let queued = world.queue.len();
+            world.registry.reload(Limits::new(INTERVAL * 2, RETRY_MAX), world.now);
+            assert_eq!(world.state(), "Waiting 0");
+            assert_eq!(world.queue.len(), queued);
+            assert!(matches!(world.sight(DISCOVERY), Sighted::Queued(_)));
+        }
+    }
+
+    #[test]
+    fn a_key_whose_time_has_passed_holds_nothing() {
+        let mut world = World::new();
+        queued(&mut world);
+        let old = world.key();
+        world.registry.clear();
+        world.sight(DISCOVERY);
+        assert!(!world.registry.is_current(&old));
+        assert_eq!(world.registry.take(&old, world.now), None);
+        let report = report(Outcome::Unreachable);
+        let finished =
+            world.registry.finish(&old, &report, world.now, false, false, &mut |_, _| {
+                panic!("nothing is pushed")
+            });
+        let nothing = Finished { tally: Tally::default(), next: Next::NotCurrent };
+        assert_eq!(finished, nothing);
+        assert_eq!(world.state(), "Queued");
+        let key = world.key();
+        assert!(world.registry.take(&key, world.now).is_some());
+        assert_eq!(world.registry.take(&key, world.now), None, "taken only once");
+        assert_eq!(world.finish(Outcome::Deferred).tally, tally(&Outcome::Deferred));
+        assert!(!world.registry.is_current(&key));
+        assert_eq!(world.finish(Outcome::Deferred), nothing, "finished only once");
+    }
+
+    #[test]
+    fn events_cannot_keep_a_queued_node_from_being_worked() {
+        let mut world = World::new();
+        queued(&mut world);
+        let mut asked_again = 0;
+        for i in 0..100 {
+            let id = i.to_string();
+            if matches!(world.sight(Sighting::Event { id: &id }), Sighted::AskAgain(_)) {
+                asked_again += 1;
+            }
+        }
+        assert_eq!(asked_again, ASKS_AGAIN_MAX);
+        let taken = world.registry.take(&world.key(), world.now).unwrap();
+        assert_eq!(taken.announced_at, Some(world.now));
+    }
+
+    #[test]
+    fn first_attempts_go_to_the_work_queue_and_all_others_to_the_retry_queue() {
+        for (state, expected) in [
+            (absent as fn(&mut World), Queue::First),
+            (failed_once, Queue::Retry),
+            (busy_long_ago, Queue::Retry),
+            (configured, Queue::Retry),
+            (upgraded, Queue::Retry),
+            (configured_long_ago, Queue::First),
+        ] {
+            let mut world = World::new();
+            state(&mut world);
+            assert!(matches!(world.sight(EVENT), Sighted::Queued(_)));
+            assert_eq!(world.queue.last().unwrap().0, expected);
+        }
+    }
+
+    #[test]
+    fn attempts_are_counted_until_one_succeeds() {
+        let mut world = World::new();
+        for expected in 1..5 {
+            assert_eq!(world.work(OPERATOR).attempt, expected);
+            world.pass(5);
+            world.finish(Outcome::Busy);
+        }
+        world.pass(1);
+        assert_eq!(world.work(OPERATOR).attempt, 5);
+        world.configure();
+        world.pass(60);
+        assert_eq!(world.work(OPERATOR).attempt, 1);
+    }
+
+    #[test]
+    fn every_node_that_waits_has_a_reason() {
+        for state in [failed_once as fn(&mut World), busy, returned_twice] {
+            let mut world = World::new();
+            state(&mut world);
+            assert_ne!(world.node().last_error, "");
+        }
+        let mut world = World::new();
+        working(&mut world);
+        let silent = Report { outcome: Outcome::Refused, reason: String::new(), steps: Vec::new() };
+        world.registry.finish(&world.key(), &silent, world.now, false, false, &mut |_, _| true);
+        assert_eq!(world.node().last_error, "refused");
+    }
+
+    #[test]
+    fn a_long_error_is_cut_between_characters() {
+        for lead in 0..4 {
+            let mut world = World::new();
+            working(&mut world);
+            let reason = format!("{}{}", "x".repeat(lead), "\u{1f980}".repeat(1000));
+            let report = Report { outcome: Outcome::Failed, reason, steps: Vec::new() };
+            world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
+            let kept = world.node().last_error.len();
+            assert!((ERROR_BYTES_MAX - 3..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_known_nodes_is_bounded() {
+        let limits =
+            Limits { waiting_max: 3, settling_max: 3, kept_max: 3, ..World::new().registry.limits };
+        let outcomes = [Outcome::Failed, Outcome::ShutDown, upgrade_sent(Instant::now())];
+        for outcome in outcomes {
+            let mut world = World::new();
+            world.registry = Registry::new(limits);
+            for i in 0..10 {
+                world.identity = Identity::parse(&format!("n{i}")).unwrap();
+                world.pass(1);
+                world.work(DISCOVERY);
+                world.finish(outcome.clone());
+                world.check();
+            }
+            assert_eq!(world.registry.nodes().count(), 3);
+            for i in 7..10 {
+                let identity = Identity::parse(&format!("n{i}")).unwrap();
+                assert!(world.registry.node(&identity).is_some(), "the oldest go first");
+            }
+            assert!(world.registry.kept.len() <= 3);
+        }
+    }
+
+    #[test]
+    fn a_known_node_is_small() {
+        // Allocators round up to 16 bytes and keep 8 of their own.
+        let allocated = |bytes: usize| (bytes + 8).next_multiple_of(16);
+        let map_slot = size_of::<(Identity, Box<Entry>)>() + 1;
+        let set_slot = size_of::<(Instant, Identity)>();
+        let identity = "node-12345.example.net".len() + 2 * size_of::<usize>();
+        let node = map_slot * 16 / 7 // A map that has just grown is 7/16 full.
+            + set_slot * 11 / 6 // So is a tree filled in order: 6 of 11 slots.
+            + allocated(size_of::<Entry>())
+            + allocated(identity)
+            + allocated(ERROR_BYTES_MAX);
+        assert!(node < 400, "{node} bytes");
+    }
+
+    #[test]
+    fn a_hundred_thousand_nodes_are_handled_at_once() {
+        let mut world = World::new();
+        world.capacity = 60_000;
+        let mut refused = 0;
+        for i in 0..100_000 {
+            world.identity = Identity::parse(&format!("node{i}.example.net")).unwrap();
+            if world.sight(DISCOVERY) == Sighted::QueueFull {
+                refused += 1;
+            }
+        }
+        assert_eq!(refused, 40_000);
+        let counts = Counts { queued: 60_000, ..Counts::default() };
+        assert_eq!(world.registry.counts(), counts);
+        world.check();
+    }
+
+    impl Registry {
+        /// Panics unless entries and indexes agree and bounds hold.
+        pub fn check(&self) {
+            let mut working = 0;
+            for (identity, entry) in &self.entries {
+                let (index, at) = match entry.state {
+                    State::Queued { .. } => (&self.queued, entry.seen),
+                    State::Waiting { .. } => (&self.waiting, entry.seen),
+                    State::Settling { until, .. } => (&self.settling, until),
+                    State::Working { .. } => {
+                        working += 1;
+                        continue;
+                    }
+                };
+                assert!(index.contains(&(at, identity.clone())), "{identity} is not in its index");
+            }
+            assert_eq!(working, self.working);
+            let indexed = self.queued.len() + self.waiting.len() + self.settling.len();
+            assert_eq!(indexed + working, self.entries.len(), "an index holds too much");
+            assert!(self.waiting.len() <= self.limits.waiting_max);
+            assert!(self.settling.len() <= self.limits.settling_max);
+            assert!(self.kept.len() <= self.limits.kept_max);
+            assert_eq!(self.kept.len(), self.kept_by_age.len());
+        }
+    }
+
+    /// A registry, a queue and a clock, and the one node most tests are about.
+    struct World {
+        registry: Registry,
+        identity: Identity,
+        now: Instant,
+        queue: Vec<(Queue, Key)>,
+        capacity: usize,
+        just_reconnected: bool,
+        gate_lost: bool,
+    }
+
+    impl World {
+        fn new() -> World {
+            World {
+                registry: Registry::new(Limits::new(INTERVAL, RETRY_MAX)),
+                identity: Identity::parse("n1.example.net").unwrap(),
+                now: Instant::now() + KEPT_FOR,
+                queue: Vec::new(),
+                capacity: 1000,
+                just_reconnected: false,
+                gate_lost: false,
+            }
+        }
+
+        fn pass(&mut self, secs: u64) {
+            self.now += Duration::from_secs(secs);
+        }
+
+        fn sight(&mut self, what: Sighting<'_>) -> Sighted {
+            let World { registry, identity, now, queue, capacity, .. } = self;
+            registry.sight(identity, what, *now, &mut |which, key| {
+                let fits = queue.len() < *capacity;
+                if fits {
+                    queue.push((which, key.clone()));
+                }
+                fits
+            })
+        }
+
+        /// The key of the node as it is now.
+        fn key(&self) -> Key {
+            let generation = self.registry.node(&self.identity).map_or(0, |node| node.generation);
+            Key { identity: self.identity.clone(), generation }
+        }
+
+        #[track_caller]
+        fn node(&self) -> Node<'_> {
+            self.registry.node(&self.identity).unwrap()
+        }
+
+        /// Sights the node if it is not queued, and has a worker take it.
+        #[track_caller]
+        fn work(&mut self, what: Sighting<'_>) -> Taken {
+            self.sight(what);
+            let key = self.key();
+            self.registry.take(&key, self.now).expect("the node is queued")
+        }
+
+        fn finish(&mut self, outcome: Outcome) -> Finished {
+            let key = self.key();
+            let World { registry, now, queue, capacity, .. } = self;
+            registry.finish(
+                &key,
+                &report(outcome),
+                *now,
+                self.just_reconnected,
+                self.gate_lost,
+                &mut |which, key| {
+                    let fits = queue.len() < *capacity;
+                    if fits {
+                        queue.push((which, key.clone()));
+                    }
+                    fits
+                },
+            )
+        }
+
+        fn configure(&mut self) {
+            let now = self.now;
+            self.finish(Outcome::Provisioned { configured_at: now, restarted_at: Some(now) });
+        }
+
+        #[track_caller]
+        fn take_and_configure(&mut self) {
+            let key = self.key();
+            self.registry.take(&key, self.now).expect("the node is queued");
+            self.configure();
+        }
+
+        /// The state, and the seconds left of it.
+        fn state(&self) -> String {
+            let left = |at: Instant| at.saturating_duration_since(self.now).as_secs();
+            match self.registry.node(&self.identity).map(|node| node.state) {
+                None => "absent".into(),
+                Some(NodeState::Queued { .. }) => "Queued".into(),
+                Some(NodeState::Working { .. }) => "Working".into(),
+                Some(NodeState::Settling { until }) => format!("Settling {}", left(until)),
+                Some(NodeState::Waiting { due }) => format!("Waiting {}", left(due)),
+            }
+        }
+
+        fn check(&self) {
+            self.registry.check();
+        }
+    }
+
+    fn report(outcome: Outcome) -> Report {
+        Report { outcome, reason: "because".into(), steps: Vec::new() }
+    }
+
+    fn upgrade_sent(sent_at: Instant) -> Outcome {
+        Outcome::UpgradeSent { version: "0.31.0".into(), from: "0.30.0".into(), sent_at }
+    }
+
+    fn stuck() -> Outcome {
+        Outcome::UpgradeStuck { version: "0.31.0".into() }
+    }
+
+    fn absent(_: &mut World) {}
+
+    fn queued(world: &mut World) {
+        world.sight(COPY);
+    }
+
+    fn working(world: &mut World) {
+        world.work(COPY);
+    }
+
+    fn configured_just_now(world: &mut World) {
+        working(world);
+        world.configure();
+    }
+
+    fn configured(world: &mut World) {
+        configured_just_now(world);
+        world.pass(5);
+    }
+
+    fn configured_unanswered(world: &mut World) {
+        working(world);
+        let configured_at = world.now;
+        world.finish(Outcome::Provisioned { configured_at, restarted_at: None });
+    }
+
+    fn configured_again(world: &mut World) {
+        configured(world);
+        world.work(Sighting::Event { id: "between" });
+        world.configure();
+        world.pass(5);
+    }
+
+    fn configured_long_ago(world: &mut World) {
+        configured(world);
+        world.pass(55);
+    }
+
+    fn upgraded(world: &mut World) {
+        working(world);
+        world.finish(upgrade_sent(world.now));
+    }
+
+    fn shut_down(world: &mut World) {
+        working(world);
+        world.finish(Outcome::ShutDown);
+    }
+
+    fn failed_once(world: &mut World) {
+        working(world);
+        world.finish(Outcome::Failed);
+    }
+
+    fn failed_thrice(world: &mut World) {
+        for _ in 0..3 {
+            world.work(COPY);
+            world.finish(Outcome::Failed);
+        }
+    }
+
+    fn failed_thrice_long_ago(world: &mut World) {
+        failed_thrice(world);
+        world.pass(60);
+    }
+
+    fn busy(world: &mut World) {
+        working(world);
+        world.finish(Outcome::Busy);
+    }
+
+    fn busy_long_ago(world: &mut World) {
+        busy(world);
+        world.pass(120);
+    }
+
+    fn returned_twice(world: &mut World) {
+        configured_again(world);
+        world.sight(Sighting::Event { id: "third" });
+    }
+
+    /// Brings a node into a state, shows it, and expects "what became of it: state, seconds left".
+    #[track_caller]
+    fn check_sighting(state: fn(&mut World), what: Sighting<'_>, expected: &str) {
+        let mut world = World::new();
+        state(&mut world);
+        check_in(world, what, expected);
+    }
+
+    #[track_caller]
+    fn check_refused(state: fn(&mut World), what: Sighting<'_>, expected: &str) {
+        let mut world = World::new();
+        state(&mut world);
+        world.capacity = 0;
+        check_in(world, what, expected);
+    }
+
+    #[track_caller]
+    fn check_in(mut world: World, what: Sighting<'_>, expected: &str) {
+        let queued = world.queue.len();
+        let sighted = world.sight(what);
+        let is_queued = matches!(sighted, Sighted::Queued(_));
+        assert_eq!(world.queue.len() - queued, usize::from(is_queued));
+        let sighted = match sighted {
+            Sighted::Queued(key) => {
+                assert_eq!(world.queue.last().map(|(_, pushed)| pushed), Some(&key));
+                assert!(world.registry.is_current(&key));
+                "queued"
+            }
+            Sighted::Known => "known",
+            Sighted::NotDue => "not due",
+            Sighted::QueueFull => "queue full",
+            Sighted::AskAgain(key) => {
+                assert_eq!(key, world.key());
+                "ask again"
+            }
+        };
+        let mut state = world.state();
+        if state.starts_with("Settling") {
+            state.truncate("Settling".len());
+        }
+        assert_eq!(format!("{sighted}: {state}"), expected);
+        if let Some(node) = world.registry.node(&world.identity) {
+            assert_eq!(node.seen, world.now, "every sighting refreshes it");
+        }
+        world.check();
+    }
+
+    #[track_caller]
+    fn check_outcome(
+        outcome: impl FnOnce(Instant) -> Outcome,
+        counter: &str,
+        label: &str,
+        expected: &str,
+    ) {
+        let mut world = World::new();
+        working(&mut world);
+        let finished = world.finish(outcome(world.now));
+        let counted = match finished.tally {
+            Tally { provisioned: true, provision_errors: false, .. } => "provisioned",
+            Tally { provisioned: false, provision_errors: true, .. } => "error",
+            Tally { provisioned: false, provision_errors: false, .. } => "",
+            Tally { .. } => "both",
+        };
+        assert_eq!(counted, counter);
+        assert_eq!(finished.tally.outcome.unwrap_or_default(), label);
+        assert_eq!(world.state(), expected);
+        let next = match finished.next {
+            Next::Absent => "absent",
+            Next::Queued(_) => "Queued",
+            Next::Settling => "Settling",
+            Next::Waiting { .. } => "Waiting",
+            Next::NotCurrent => "not current",
+        };
+        assert!(expected.starts_with(next), "{next}");
+        world.check();
+    }
+}
