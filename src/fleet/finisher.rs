@@ -1,0 +1,107 @@
+//! Writes each outcome into the registry, counts it, and sweeps what has expired.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, select_biased, tick};
+
+use crate::fleet::registry::{Key, Next, Tally};
+use crate::fleet::roster::Roster;
+use crate::gate::{Gate, Reason};
+use crate::metrics::Metrics;
+use crate::node::Report;
+
+/// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// An attempt, or the probe before it, that has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// The queue entry it came from.
+    pub key: Key,
+    /// What became of it.
+    pub report: Report,
+}
+
+/// The thread; ends when nobody is left who could finish a node.
+pub struct Finisher {
+    /// From prober and workers.
+    pub done: Receiver<Done>,
+    /// Where outcomes go.
+    pub roster: Arc<Roster>,
+    /// Tells whether an outcome is the node's fault.
+    pub gate: Arc<Gate>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Finisher {
+    /// Runs until the last sender of `done` is gone.
+    pub fn run(self) {
+        let sweep = tick(SWEEP);
+        loop {
+            select_biased! {
+                recv(self.done) -> done => match done {
+                    Ok(done) => self.finish(&done),
+                    Err(_) => return,
+                },
+                recv(sweep) -> _ => self.sweep(),
+            }
+        }
+    }
+
+    fn finish(&self, done: &Done) {
+        let now = Instant::now();
+        let just_reconnected = self.gate.just_reconnected(now);
+        // Whoever stops for one of these leaves nothing behind.
+        let gate_lost = self
+            .gate
+            .reasons()
+            .iter()
+            .any(|reason| matches!(reason, Reason::Standby | Reason::Draining));
+        let finished = self.roster.change(|registry, push| {
+            registry.finish(&done.key, &done.report, now, just_reconnected, gate_lost, push)
+        });
+        self.count(&finished.tally);
+        let node = done.key.identity.as_str();
+        match finished.next {
+            Next::Waiting { due } => {
+                let wait = due.saturating_duration_since(now).as_secs();
+                log::debug!(component = node, node; "{node} waits for {wait} s");
+            }
+            Next::Queued(_) | Next::Settling | Next::Absent | Next::NotCurrent => {}
+        }
+        for (step, took) in &done.report.steps {
+            self.metrics
+                .step_duration_seconds
+                .with_label_values(&[*step])
+                .observe(took.as_secs_f64());
+        }
+        // While there is a backlog the next sweep is soon enough.
+        if self.done.is_empty() {
+            self.roster.measure();
+        }
+    }
+
+    fn count(&self, tally: &Tally) {
+        // Named one by one, so that a counter added there can't be forgotten here.
+        let Tally { provisioned, provision_errors, outcome } = *tally;
+        if provisioned {
+            self.metrics.provisioned.inc();
+        }
+        if provision_errors {
+            self.metrics.provision_errors.inc();
+        }
+        if let Some(outcome) = outcome {
+            self.metrics.outcomes.with_label_values(&[outcome]).inc();
+        }
+    }
+
+    fn sweep(&self) {
+        let swept = self.roster.registry().sweep(Instant::now());
+        if swept.settled + swept.unseen > 0 {
+            log::debug!(component = "finisher", settled = swept.settled, unseen = swept.unseen; "Forgot nodes");
+        }
+        self.roster.measure();
+    }
+}

@@ -1,0 +1,114 @@
+//! The registry behind its lock, with the queues it fills: where every sighting goes.
+//!
+//! Nothing blocks here: a full queue refuses, is counted, and the node is seen again by a later discovery.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::fleet::registry::{Key, Limits, Queue, Registry, Sighted, Sighting};
+use crate::fleet::seldom::Seldom;
+use crate::metrics::Metrics;
+use crate::protocol::Identity;
+
+/// A full queue refuses thousands of nodes at once; one line tells.
+const FULL_LOG: Duration = Duration::from_secs(1);
+
+/// Shared by all threads that see nodes or end their attempts.
+pub struct Roster {
+    registry: Mutex<Registry>,
+    first: Sender<Key>,
+    retry: Sender<Key>,
+    queue_max: usize,
+    full: Mutex<Seldom>,
+    metrics: Arc<Metrics>,
+}
+
+/// The ends the prober takes nodes from.
+#[derive(Debug, Clone)]
+pub struct Queues {
+    /// The work queue: nodes seen for the first time.
+    pub first: Receiver<Key>,
+    /// The retry queue.
+    pub retry: Receiver<Key>,
+}
+
+impl Roster {
+    /// Knows nobody; each of the two queues takes `queue_max` entries.
+    ///
+    /// The bound is kept here, under the registry's lock, and not by the channels: theirs would claim all its memory at
+    /// the start, for queues that are empty most of the time.
+    pub fn new(limits: Limits, queue_max: usize, metrics: Arc<Metrics>) -> (Roster, Queues) {
+        let (first, first_out) = unbounded();
+        let (retry, retry_out) = unbounded();
+        let registry = Mutex::new(Registry::new(limits));
+        let full = Mutex::new(Seldom::every(FULL_LOG));
+        let roster = Roster { registry, first, retry, queue_max, full, metrics };
+        (roster, Queues { first: first_out, retry: retry_out })
+    }
+
+    /// A node was noticed.
+    pub fn sight(&self, identity: &Identity, what: Sighting<'_>) -> Sighted {
+        let now = Instant::now();
+        let sighted = self.change(|registry, push| registry.sight(identity, what, now, push));
+        match &sighted {
+            Sighted::Queued(_) => {
+                log::info!(component = "hosts", node = identity.as_str(); "Adding {identity} to the work queue");
+            }
+            Sighted::QueueFull => {
+                if let Some(more) = self.full.lock().now(now) {
+                    let (len, max) = (self.first.len(), self.queue_max);
+                    log::warn!(component = "hosts", node = identity.as_str(), more;
+                        "Adding {identity} to the work queue failed with {len} / {max} entries");
+                }
+            }
+            Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) => {}
+        }
+        sighted
+    }
+
+    /// Works on the registry with a way to its queues; keep it short, everything else waits.
+    pub fn change<T>(
+        &self,
+        work: impl FnOnce(&mut Registry, &mut dyn FnMut(Queue, &Key) -> bool) -> T,
+    ) -> T {
+        let mut refused = [0_u64; 2];
+        let done = work(&mut self.registry.lock(), &mut |queue, key| {
+            let (sender, refused) = match queue {
+                Queue::First => (&self.first, &mut refused[0]),
+                Queue::Retry => (&self.retry, &mut refused[1]),
+            };
+            let fits = sender.len() < self.queue_max && sender.send(key.clone()).is_ok();
+            *refused += u64::from(!fits);
+            fits
+        });
+        for (count, label) in refused.into_iter().zip(["work", "retry"]) {
+            if count > 0 {
+                self.metrics.queue_refused.with_label_values(&[label]).inc_by(count);
+            }
+        }
+        done
+    }
+
+    /// The registry itself, for what needs no queue.
+    pub fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock()
+    }
+
+    /// Brings the gauges of queues and states up to date.
+    pub fn measure(&self) {
+        let counts = self.registry.lock().counts();
+        let metrics = &self.metrics;
+        metrics.waiting_nodes.set(gauge(counts.waiting_nodes()));
+        metrics.work_queue_entries.set(gauge(self.first.len() + self.retry.len()));
+        metrics.waiting_retry_nodes.set(gauge(counts.waiting));
+        metrics.settling_nodes.set(gauge(counts.settling));
+    }
+}
+
+/// A length as metrics take it.
+pub fn gauge(len: usize) -> i64 {
+    i64::try_from(len).unwrap_or(i64::MAX)
+}
