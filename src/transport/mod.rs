@@ -1,5 +1,7 @@
 //! The only door to the network: publish and subscribe over one connection to a broker.
 
+pub mod wire;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
