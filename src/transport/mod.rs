@@ -1,5 +1,13 @@
 //! The only door to the network: publish and subscribe over one connection to a broker.
 
+pub mod backoff;
+pub mod connection;
+mod dial;
+#[cfg(test)]
+pub mod memory;
+mod outbox;
+pub mod servers;
+mod session;
 pub mod wire;
 
 use std::fmt;

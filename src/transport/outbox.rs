@@ -1,0 +1,249 @@
+//! The writing half of one connection: many threads write, no thread is there to do it for them.
+//!
+//! A frame goes into the outbox under one lock, which is never held across a system call. Whoever then gets the wire,
+//! the second lock, writes what the outbox holds, frames of others included, so that writes under contention become one.
+//! The reader takes the first lock only: what it has to say waits in the outbox for the keeper. So a peer that stops
+//! reading stops those who publish, for the write time-out at most, and never the reader.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::mem;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use crate::transport::connection::ErrorKind;
+use crate::transport::session::Session;
+use crate::transport::wire::{self, Parser};
+
+/// Bytes that may wait to be written; a frame that begins below it fits, and whoever finds more waits for the wire.
+const OUTBOX_MAX: usize = 256 * 1024;
+/// Bytes beyond that for what must not wait: PONG, PING, SUB and UNSUB.
+const CONTROL_MAX: usize = 64 * 1024;
+/// Most PINGs of ours without an answer, whoever sent them.
+const PINGS_MAX: usize = 256;
+/// Times one thread writes for others before it leaves the rest to the keeper.
+const ROUNDS_MAX: usize = 16;
+/// Capacity the outbox keeps.
+const BUFFER_KEPT: usize = 2 * OUTBOX_MAX;
+
+/// The connection is over; [`Wire::ending`] says why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) kind: ErrorKind,
+    pub(super) reason: String,
+}
+
+/// The writing half of one connection.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: Arc<TcpStream>,
+    out: Mutex<Out>,
+    /// Who holds it writes; it is the buffer being written.
+    turn: Mutex<Vec<u8>>,
+    /// Tells the keeper to flush.
+    wake: Sender<()>,
+    write_timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Out {
+    session: Session,
+    bytes: Vec<u8>,
+    /// Our PINGs without an answer, oldest first, with those who wait for one.
+    pings: VecDeque<Option<Sender<()>>>,
+    ending: Option<Ending>,
+}
+
+impl Wire {
+    /// Writes to `socket`; `wake` reaches whoever calls [`Wire::flush`] for those that must not.
+    pub(super) fn new(
+        socket: Arc<TcpStream>,
+        session: Session,
+        wake: Sender<()>,
+        write_timeout: Duration,
+    ) -> Wire {
+        let out = Out { session, bytes: Vec::new(), pings: VecDeque::new(), ending: None };
+        Wire { socket, out: Mutex::new(out), turn: Mutex::new(Vec::new()), wake, write_timeout }
+    }
+
+    /// The socket, for the reader.
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Sends one frame. It is on the wire on return, unless another thread is just writing: then that one goes on with it.
+    pub(super) fn send(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Gone> {
+        let mut out = self.out.lock();
+        while out.bytes.len() >= OUTBOX_MAX && out.ending.is_none() {
+            drop(out);
+            // Whoever writes now ends within the write time-out, or the connection does.
+            let written = self.write(&mut self.turn.lock());
+            written?;
+            self.flush()?;
+            out = self.out.lock();
+        }
+        self.put(out, frame)?;
+        self.flush()
+    }
+
+    /// Leaves a small frame for the keeper: for the reader, and for those who hold a lock.
+    pub(super) fn leave(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Gone> {
+        let out = self.out.lock();
+        if out.bytes.len() >= OUTBOX_MAX + CONTROL_MAX {
+            drop(out);
+            self.end(ErrorKind::Write, "the broker reads nothing and demands answers");
+            return Err(Gone);
+        }
+        self.put(out, frame)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Leaves a PING; its answer reaches `waiter`, which is dropped without one when the connection ends.
+    pub(super) fn ping(&self, waiter: Option<Sender<()>>) -> Result<(), Gone> {
+        let mut out = self.out.lock();
+        if out.pings.len() >= PINGS_MAX {
+            return Err(Gone);
+        }
+        out.pings.push_back(waiter);
+        self.put(out, |bytes| bytes.extend_from_slice(wire::PING))?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Takes the answer to the oldest PING.
+    pub(super) fn pong(&self) {
+        let answered = self.out.lock().pings.pop_front();
+        if let Some(Some(waiter)) = answered {
+            // Its time may have been up.
+            let _ = waiter.try_send(());
+        }
+    }
+
+    /// PINGs that nobody waits for and nobody answered.
+    pub(super) fn keepalives_unanswered(&self) -> usize {
+        self.out.lock().pings.iter().filter(|waiter| waiter.is_none()).count()
+    }
+
+    /// Gives what `bytes` from the socket hold to `parser`.
+    pub(super) fn open(&self, bytes: &[u8], parser: &mut Parser) -> io::Result<()> {
+        self.out.lock().session.open(bytes, parser)
+    }
+
+    /// Writes what waits, unless another thread is at it.
+    pub(super) fn flush(&self) -> Result<(), Gone> {
+        loop {
+            let Some(mut turn) = self.turn.try_lock() else { return Ok(()) };
+            if !self.write(&mut turn)? {
+                return Ok(());
+            }
+            drop(turn);
+            // What came since we looked last was left to us, because the wire was still taken.
+            if self.out.lock().bytes.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the connection, for the first reason given, and wakes all who wait for it.
+    pub(super) fn end(&self, kind: ErrorKind, reason: impl Into<String>) {
+        let mut out = self.out.lock();
+        if out.ending.is_some() {
+            return;
+        }
+        out.ending = Some(Ending { kind, reason: reason.into() });
+        out.bytes = Vec::new();
+        let waiters = mem::take(&mut out.pings);
+        drop(out);
+        drop(waiters);
+        // It may be gone already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Why it ended, if it did.
+    pub(super) fn ending(&self) -> Option<Ending> {
+        self.out.lock().ending.clone()
+    }
+
+    fn put(
+        &self,
+        mut out: parking_lot::MutexGuard<'_, Out>,
+        frame: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Gone> {
+        if out.ending.is_some() {
+            return Err(Gone);
+        }
+        let Out { session, bytes, .. } = &mut *out;
+        let sealed = session.seal(bytes, frame);
+        drop(out);
+        sealed.map_err(|error| {
+            self.end(ErrorKind::Write, error.to_string());
+            Gone
+        })
+    }
+
+    fn wake(&self) {
+        // Full means that the keeper is about to look anyway.
+        let _ = self.wake.try_send(());
+    }
+
+    /// Writes what waits and what comes meanwhile; false if the keeper has to go on.
+    fn write(&self, turn: &mut Vec<u8>) -> Result<bool, Gone> {
+        for _ in 0..ROUNDS_MAX {
+            let mut out = self.out.lock();
+            if out.ending.is_some() {
+                return Err(Gone);
+            }
+            if out.bytes.is_empty() {
+                return Ok(true);
+            }
+            mem::swap(&mut out.bytes, turn);
+            drop(out);
+
+            let written = write_all(&self.socket, turn, self.write_timeout);
+            turn.clear();
+            turn.shrink_to(BUFFER_KEPT);
+            if let Err(error) = written {
+                self.end(ErrorKind::Write, format!("writing failed: {error}"));
+                return Err(Gone);
+            }
+        }
+        self.wake();
+        Ok(false)
+    }
+}
+
+/// Writes `bytes` within `timeout`, which is the socket's own write time-out as well.
+///
+/// A peer that takes a little now and then passes the latter for ever.
+fn write_all(mut socket: &TcpStream, mut bytes: &[u8], timeout: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match socket.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(len) => bytes = &bytes[len..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The system's word for it is "resource temporarily unavailable".
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(timed_out()),
+            Err(error) => return Err(error),
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(timed_out());
+        }
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the broker takes nothing")
+}

@@ -1,0 +1,38 @@
+//! What stands between NATS frames and the bytes on the socket.
+//!
+//! It works on memory and never sees the socket, and it lives under the lock of the outbox: one whole frame after the
+//! other goes in, so their order is the order on the wire, and the reader holds the lock only while bytes pass through,
+//! never while it waits for them.
+
+use std::io;
+
+use crate::transport::wire::Parser;
+
+/// One connection's session; for now frames are sent as they are.
+#[derive(Debug)]
+pub(super) enum Session {
+    /// No encryption.
+    Plain,
+}
+
+impl Session {
+    /// Appends the frame that `write` writes, as it goes over the wire, to `outbox`.
+    pub(super) fn seal(
+        &mut self,
+        outbox: &mut Vec<u8>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> io::Result<()> {
+        match self {
+            Session::Plain => write(outbox),
+        }
+        Ok(())
+    }
+
+    /// Gives what `bytes` from the socket hold to `parser`.
+    pub(super) fn open(&mut self, bytes: &[u8], parser: &mut Parser) -> io::Result<()> {
+        match self {
+            Session::Plain => parser.feed(bytes),
+        }
+        Ok(())
+    }
+}
