@@ -159,3 +159,177 @@ impl Listener {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::fleet::registry::Limits;
+    use crate::fleet::roster::Queues;
+    use crate::gate::Reason;
+    use crate::protocol::subject::startup_events;
+    use crate::transport::memory::Memory;
+
+    const SUBJECT: &str = "choria.lifecycle.event.startup.provision_mode_server";
+
+    /// A listener whose events are read only when the test says so.
+    struct Bench {
+        transport: Arc<Memory>,
+        listener: Listener,
+        queues: Queues,
+        again: Receiver<Key>,
+        metrics: Arc<Metrics>,
+        gate: Arc<Gate>,
+        stop: Option<Sender<Never>>,
+    }
+
+    impl Bench {
+        fn new(queue_max: usize) -> Bench {
+            let transport = Memory::new();
+            let metrics = Metrics::new("test");
+            let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+            let (roster, queues) = Roster::new(limits, queue_max, metrics.clone());
+            let gate = Arc::new(Gate::new());
+            gate.open(Reason::Disconnected);
+            let (again_tx, again) = bounded(1);
+            let (stop, stopped) = bounded(0);
+            let listener = Listener::subscribe(
+                transport.as_ref(),
+                &startup_events("provision_mode_server").unwrap(),
+                Arc::new(roster),
+                gate.clone(),
+                metrics.clone(),
+                again_tx,
+                stopped,
+            );
+            let stop = Some(stop);
+            Bench { transport, listener, queues, again, metrics, gate, stop }
+        }
+
+        fn publish(&self, payload: impl Into<Vec<u8>>) {
+            assert_eq!(self.transport.deliver(SUBJECT, payload), 1);
+        }
+
+        /// Reads all events published so far, on this thread.
+        fn read(&mut self) {
+            while let Ok(payload) = self.listener.events.try_recv() {
+                self.listener.buffer.bytes.fetch_sub(payload.len(), Ordering::Relaxed);
+                self.listener.hear(&payload);
+            }
+        }
+
+        fn queued(&self) -> Vec<String> {
+            self.queues.first.try_iter().map(|key| key.identity.to_string()).collect()
+        }
+
+        fn ignored(&self, kind: &str) -> u64 {
+            self.metrics.events_ignored.with_label_values(&[kind]).get()
+        }
+    }
+
+    fn event(kind: &str, identity: &str, id: &str) -> String {
+        format!(
+            r#"{{"protocol":"io.choria.lifecycle.v1.{kind}","id":"{id}","identity":"{identity}","component":"provision_mode_server","timestamp":1781519508,"version":"0.30.2"}}"#
+        )
+    }
+
+    #[test]
+    fn a_startup_event_queues_its_node_once() {
+        let mut bench = Bench::new(10);
+        bench.publish(event("startup", "n1.example.net", "1"));
+        bench.publish(event("startup", "n1.example.net", "1"));
+        bench.read();
+        assert_eq!(bench.queued(), ["n1.example.net"]);
+        assert_eq!(bench.metrics.event_discovered.get(), 1);
+    }
+
+    #[test]
+    fn a_queued_node_that_starts_anew_is_asked_again() {
+        let mut bench = Bench::new(10);
+        bench.publish(event("startup", "n1.example.net", "1"));
+        bench.publish(event("startup", "n1.example.net", "2"));
+        bench.read();
+        assert_eq!(bench.queued().len(), 1);
+        assert_eq!(bench.again.try_recv().unwrap().identity.as_str(), "n1.example.net");
+    }
+
+    #[test]
+    fn what_is_no_startup_event_of_a_proper_node_is_counted_and_dropped() {
+        let mut bench = Bench::new(10);
+        for identity in ["", "a b", "a.*", "a.>", "a..b", "a\\nb"] {
+            bench.publish(event("startup", identity, "1"));
+        }
+        bench.publish(event("shutdown", "n1.example.net", "1"));
+        bench.publish("no JSON");
+        bench.publish(vec![0xff; 100]);
+        bench.publish("[".repeat(50_000));
+        bench.publish(vec![b'x'; EVENT_LEN_MAX + 1]);
+        bench.read();
+        assert_eq!(bench.queued(), Vec::<String>::new());
+        assert_eq!(bench.metrics.invalid_identities.get(), 6);
+        assert_eq!(bench.ignored("identity"), 6);
+        assert_eq!(bench.ignored("kind"), 1);
+        assert_eq!(bench.ignored("malformed"), 3);
+        assert_eq!(bench.ignored("oversized"), 1);
+    }
+
+    #[test]
+    fn events_behind_a_closed_gate_are_skipped() {
+        let mut bench = Bench::new(10);
+        bench.gate.close(Reason::Operator);
+        bench.publish(event("startup", "n1.example.net", "1"));
+        bench.read();
+        assert_eq!(bench.queued(), Vec::<String>::new());
+        assert_eq!(bench.ignored("paused"), 1);
+        bench.gate.open(Reason::Operator);
+        bench.publish(event("startup", "n1.example.net", "1"));
+        bench.read();
+        assert_eq!(bench.queued(), ["n1.example.net"]);
+    }
+
+    #[test]
+    fn a_storm_fills_the_buffer_and_the_queue_and_nothing_else() {
+        let mut bench = Bench::new(50_000);
+        let storm: usize = 70_000;
+        for n in 0..storm {
+            bench.publish(event("startup", &format!("n{n}.example.net"), "1"));
+        }
+        let dropped = bench.ignored("overflow");
+        assert!(dropped >= (storm - EVENTS_MAX) as u64);
+        bench.read();
+        let queued = bench.queued().len();
+        let refused = bench.metrics.queue_refused.with_label_values(&["work"]).get();
+        assert_eq!(queued as u64 + refused + dropped, storm as u64);
+        assert!(queued <= 50_000 && queued > 30_000);
+        assert_eq!(bench.listener.buffer.bytes.load(Ordering::Relaxed), 0);
+        // And it goes on.
+        bench.publish(event("startup", "after.example.net", "1"));
+        bench.read();
+        assert_eq!(bench.queued(), ["after.example.net"]);
+    }
+
+    #[test]
+    fn few_large_events_are_bounded_by_their_bytes() {
+        let mut bench = Bench::new(10);
+        let large = EVENT_LEN_MAX;
+        for _ in 0..2 * EVENT_BYTES_MAX / large {
+            bench.publish(vec![b'x'; large]);
+        }
+        assert!(bench.listener.events.len() * large <= EVENT_BYTES_MAX);
+        bench.read();
+        assert_eq!(bench.ignored("overflow") as usize, EVENT_BYTES_MAX / large);
+    }
+
+    #[test]
+    fn the_thread_ends_and_unsubscribes_when_told() {
+        let mut bench = Bench::new(10);
+        let (listener, transport) = (bench.listener, bench.transport);
+        let thread = thread::spawn(move || listener.run());
+        bench.stop = None;
+        thread.join().unwrap();
+        assert_eq!(transport.deliver(SUBJECT, "late"), 0);
+    }
+}
