@@ -117,6 +117,9 @@ impl Node {
         let Value::Map(pairs) = &self.value else { return None };
         let (mut entries, mut merges_left) = (Vec::new(), MERGES_MAX);
         collect(pairs, false, &mut merges_left, &mut entries, report);
+        if merges_left == 0 {
+            report.error(self.line, format!("<<: merges {MERGES_MAX} maps or more"));
+        }
         Some(entries)
     }
 }
@@ -186,8 +189,10 @@ fn merge(
             continue;
         };
         // Merges of merges of merges could take for ever.
-        let Some(left) = merges_left.checked_sub(1) else { return };
-        *merges_left = left;
+        *merges_left = merges_left.saturating_sub(1);
+        if *merges_left == 0 {
+            return;
+        }
         collect(pairs, true, merges_left, entries, report);
     }
 }
@@ -195,13 +200,10 @@ fn merge(
 /// UTF-8, or UTF-16 with a byte order mark, to text without one.
 fn decode(bytes: &[u8]) -> Result<String, (Option<usize>, String)> {
     let utf16 = |unit: fn([u8; 2]) -> u16| {
-        let units = bytes[2..].chunks(2).map(|pair| match pair {
-            [a, b] => unit([*a, *b]),
-            _ => char::REPLACEMENT_CHARACTER as u16,
-        });
-        char::decode_utf16(units)
-            .collect::<Result<String, _>>()
-            .map_err(|_| (None, "is not valid UTF-16".to_string()))
+        let (pairs, odd) = (bytes[2..].chunks_exact(2), bytes.len() % 2 == 1);
+        let text: Result<String, _> =
+            char::decode_utf16(pairs.map(|pair| unit([pair[0], pair[1]]))).collect();
+        text.ok().filter(|_| !odd).ok_or((None, "is not valid UTF-16".to_string()))
     };
     match bytes {
         [0xff, 0xfe, ..] => utf16(u16::from_le_bytes),
@@ -418,3 +420,258 @@ const NESTING_MAX: usize = 32;
 
 /// Characters of a wrong value that a message shows.
 const SHOWN_CHARS_MAX: usize = 60;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_scalars_apart_by_yaml_1_1() {
+        for raw in ["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"] {
+            check(raw, Kind::Bool(true));
+        }
+        for raw in ["n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"] {
+            check(raw, Kind::Bool(false));
+        }
+        for raw in ["", "~", "null", "Null", "NULL", "!!null ~"] {
+            check(raw, Kind::Null);
+        }
+        check("4", Kind::Integer(4));
+        check("+4", Kind::Integer(4));
+        check("-4", Kind::Integer(-4));
+        check("0", Kind::Integer(0));
+        check("0x10", Kind::Integer(16));
+        check("-0x10", Kind::Integer(-16));
+        check("010", Kind::Integer(8));
+        check("0o23254", Kind::Integer(9900));
+        check("0b1010", Kind::Integer(10));
+        check("9_900", Kind::Integer(9900));
+        check("18446744073709551615", Kind::Integer(i128::from(u64::MAX)));
+        check("09900", Kind::Float(9900.0)); // No octal number, so a decimal one.
+        check("9900.", Kind::Float(9900.0));
+        check("4.0", Kind::Float(4.0));
+        check("4.5", Kind::Float(4.5));
+        check("1e2", Kind::Float(100.0));
+        check(".5", Kind::Float(0.5));
+        check(".inf", Kind::Float(f64::INFINITY));
+        check("-.Inf", Kind::Float(f64::NEG_INFINITY));
+        check("!!int '5'", Kind::Integer(5));
+        check("!!float 5", Kind::Integer(5));
+        check("!!bool 'on'", Kind::Bool(true));
+    }
+
+    #[test]
+    fn takes_the_rest_for_text() {
+        for raw in ["yEs", "oN", "tRUE", "nULL", "1e400", "1:30", "1.2.3", "0x", "0xg", "+", "--1"]
+        {
+            check(raw, Kind::Text);
+        }
+        for raw in [
+            "2001-01-01",
+            "'4'",
+            "\"yes\"",
+            "'~'",
+            "!!str 5",
+            "! 5",
+            "!site 5",
+            "inf",
+            "+nan",
+            "1_0x",
+        ] {
+            check(raw, Kind::Text);
+        }
+        check_raw("!", "", Kind::Text);
+        check_raw("!!binary aGVs bG8=", "hello", Kind::Text);
+        check_raw("'it''s'", "it's", Kind::Text);
+        check_raw(r#""a\tbA""#, "a\tbA", Kind::Text);
+        check_raw("|\n  two\n  lines\n", "two\nlines\n", Kind::Text);
+        check_raw(">-\n  two\n  lines\n", "two lines", Kind::Text);
+    }
+
+    #[test]
+    fn keeps_numbers_as_written() {
+        check_raw("010", "010", Kind::Integer(8));
+        check_raw("9_900", "9_900", Kind::Integer(9900));
+        check_raw("4.50", "4.50", Kind::Float(4.5));
+        check_raw("Yes", "Yes", Kind::Bool(true));
+    }
+
+    #[test]
+    fn knows_the_line_of_each_key() {
+        let (entries, _) = entries(b"# one\n\na: 1\nb:\n  - x\n\nc: 'two\n  lines'\nd: 4\n");
+        let lines: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.line)).collect();
+        assert_eq!(lines, [("a", 3), ("b", 4), ("c", 7), ("d", 9)]);
+    }
+
+    #[test]
+    fn reads_what_windows_editors_write() {
+        let utf16le: Vec<u8> =
+            [0xfeff].into_iter().chain("a: é".encode_utf16()).flat_map(u16::to_le_bytes).collect();
+        let utf16be: Vec<u8> =
+            [0xfeff].into_iter().chain("a: é".encode_utf16()).flat_map(u16::to_be_bytes).collect();
+        for bytes in
+            [utf16le.as_slice(), &utf16be, "\u{feff}a: é".as_bytes(), "a: é\r\n".as_bytes()]
+        {
+            let (entries, report) = entries(bytes);
+            assert!(report.errors.is_empty(), "{bytes:?}: {:?}", report.errors);
+            assert_eq!(raw(&entries[0].value), "é", "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn reads_bare_carriage_returns_as_line_ends() {
+        let (entries, _) = entries(b"a: 1\rb: 2\r");
+        let keys: Vec<_> = entries.iter().map(|entry| entry.key.as_str()).collect();
+        assert_eq!(keys, ["a", "b"]);
+    }
+
+    #[test]
+    fn follows_anchors_and_merge_keys() {
+        let merged = |text: &str| {
+            let (entries, report) = entries(text.as_bytes());
+            assert!(report.errors.is_empty(), "{text}: {:?}", report.errors);
+            let entry = entries.iter().find(|entry| entry.key == "t").unwrap();
+            let inner = entry.value.entries(&mut Report::new("t")).unwrap();
+            inner
+                .iter()
+                .map(|e| format!("{}={}", e.key, raw(&e.value)))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(merged("d: &d {a: 1, b: 2}\nt: *d\n"), "a=1 b=2");
+        assert_eq!(merged("d: &d {a: 1, b: 2}\nt:\n  <<: *d\n  a: 3\n"), "a=3 b=2");
+        // After the key the merge wins, as in the original's parser.
+        assert_eq!(merged("d: &d {a: 1, b: 2}\nt:\n  a: 3\n  <<: *d\n"), "a=1 b=2");
+        assert_eq!(merged("d: &d {a: 1}\ne: &e {a: 2, b: 2}\nt:\n  <<: [*d, *e]\n"), "a=1 b=2");
+        assert_eq!(merged("d: &d {a: 1}\ne: &e {<<: *d, b: 2}\nt: {<<: *e}\n"), "a=1 b=2");
+        assert_eq!(merged("t: {<<: {a: 1}, A: 2}\n"), "a=2");
+    }
+
+    #[test]
+    fn warns_when_a_merge_takes_the_place_of_a_written_value() {
+        let mut report = Report::new("t");
+        let root = parse(b"a: 3\n<<: {a: 1}\n", &mut report).unwrap();
+        root.entries(&mut report).unwrap();
+        assert_eq!(
+            report.warnings[0].to_string(),
+            "t:1: a: replaced by the value that a later << merges in"
+        );
+    }
+
+    #[test]
+    fn reports_what_is_no_yaml_with_its_line() {
+        check_error(
+            "a: 1\n\tb: 2\n",
+            "t:1: is not valid YAML: while scanning a plain scalar, found a tab",
+        );
+        check_error("a: [1, 2\n", "is not valid YAML");
+        check_error("a: 'x\n", "is not valid YAML");
+        check_error("a: 1\n b: 2\n", "t:2: is not valid YAML");
+        check_error("a: *nowhere\n", "is not valid YAML");
+        check_error("a: b: c\n", "is not valid YAML");
+        check_error("a: &a [*a]\n", "t:1: an alias stands inside what it names");
+        check_error("a: !!int x\n", "t:1: does not fit its tag !!int");
+        check_error("a: !!bool 1\n", "t:1: does not fit its tag !!bool");
+        check_error("a: !!binary '%'\n", "t:1: !!binary is not valid base64");
+        check_error("a: 1\na: 2\n", "t:2: a: given twice, first in line 1");
+        check_error("a: 1\nA: 2\n", "t:2: A: given twice, first in line 1, in other letters");
+        check_error("? [x]\n: 1\n", "t:1: a key must be a text, found a list");
+        check_error("~: 1\n", "t:1: a key is missing");
+        check_error("<<: 5\n", "t:1: <<: found the number 5, wanted a map");
+        check_error("<<: [{a: 1}, x]\n", "t:1: <<: found the text \"x\", wanted a map");
+    }
+
+    #[test]
+    fn refuses_bytes_that_are_no_text() {
+        let mut report = Report::new("t");
+        assert!(parse(b"a: 1\nb: \xff\n", &mut report).is_none());
+        assert_eq!(report.errors[0].to_string(), "t:2: is not valid UTF-8");
+        for bytes in [b"\xff\xfea\x00:".as_slice(), b"\xfe\xff\xd8\x00"] {
+            let mut report = Report::new("t");
+            assert!(parse(bytes, &mut report).is_none());
+            assert_eq!(report.errors[0].to_string(), "t: is not valid UTF-16");
+        }
+    }
+
+    #[test]
+    fn reads_the_first_document_only() {
+        let mut report = Report::new("t");
+        let root = parse(b"---\na: 1\n---\nb: 2\n", &mut report).unwrap();
+        assert_eq!(root.entries(&mut report).unwrap()[0].key, "a");
+        assert_eq!(
+            report.warnings[0].to_string(),
+            "t:3: more documents follow; only the first is read"
+        );
+        let mut report = Report::new("t");
+        parse(b"%YAML 1.1\n---\na: 1\n...\n", &mut report).unwrap();
+        assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+    }
+
+    #[test]
+    fn survives_files_that_mean_harm() {
+        check_error(&"[".repeat(100), "nested more than 32 levels");
+        check_error(&"[".repeat(100_000), "recursion limit exceeded");
+        let blocks = "- ".repeat(50_000);
+        check_error(&blocks, "nested more than 32 levels");
+        // Each level doubles the merges of the one before.
+        let mut bomb = "a0: &a0 {x: 1}\n".to_string();
+        for level in 1..40 {
+            let below = level - 1;
+            bomb += &format!("a{level}: &a{level} {{<<: [*a{below}, *a{below}]}}\n");
+        }
+        bomb += "<<: *a39\n";
+        check_error(&bomb, "t:1: <<: merges 1000 maps or more");
+    }
+
+    #[test]
+    fn never_panics_on_damaged_input() {
+        let good = b"a: &x {b: [1, 'c', \"d\\n\"], <<: {e: 010}}\nf: *x\n--- |\n  text\n";
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..5_000 {
+            let mut bytes = good.to_vec();
+            for _ in 0..rng.usize(1..4) {
+                let at = rng.usize(..bytes.len());
+                bytes[at] = rng.u8(..);
+            }
+            let mut report = Report::new("t");
+            if let Some(root) = parse(&bytes, &mut report) {
+                root.entries(&mut report);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(value: &str, expected: Kind) {
+        let (entries, report) = entries(format!("a: {value}\n").as_bytes());
+        assert!(report.errors.is_empty(), "{value:?}: {:?}", report.errors);
+        let Value::Scalar(scalar) = &entries[0].value.value else { panic!("{value:?}") };
+        assert_eq!(scalar.kind, expected, "{value:?}");
+    }
+
+    #[track_caller]
+    fn check_raw(value: &str, expected: &str, kind: Kind) {
+        check(value, kind);
+        let (entries, _) = entries(format!("a: {value}\n").as_bytes());
+        assert_eq!(raw(&entries[0].value), expected, "{value:?}");
+    }
+
+    #[track_caller]
+    fn check_error(text: &str, expected: &str) {
+        let (_, report) = entries(text.as_bytes());
+        let shown: String = text.chars().take(60).collect();
+        let errors: Vec<_> = report.errors.iter().map(|error| error.to_string()).collect();
+        assert!(errors.iter().any(|error| error.contains(expected)), "{shown:?}: {errors:?}");
+    }
+
+    fn entries(bytes: &[u8]) -> (Vec<Entry>, Report) {
+        let mut report = Report::new("t");
+        let root = parse(bytes, &mut report);
+        let entries = root.and_then(|root| root.entries(&mut report)).unwrap_or_default();
+        (entries, report)
+    }
+
+    fn raw(node: &Node) -> &str {
+        let Value::Scalar(scalar) = &node.value else { panic!("{node:?}") };
+        &scalar.raw
+    }
+}
