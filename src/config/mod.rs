@@ -4,6 +4,7 @@
 //! collected in a `report`, since an operator wants to see them at once. Meanings and defaults are those of the Go
 //! provisioner's `config/config.go`; README lists where we differ on purpose.
 
+pub mod choria;
 pub mod duration;
 pub mod file;
 pub mod report;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use log::LevelFilter;
 use regex::Regex;
 
+pub use crate::config::choria::ChoriaConfig;
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
@@ -602,5 +604,529 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    #[test]
+    fn has_the_defaults_of_the_documentation() {
+        let (config, warnings) = good("");
+        assert!(warnings.is_empty(), "{warnings:?}");
+        assert!(config.workers >= 1);
+        assert_eq!(config.interval, secs(60));
+        assert_eq!(config.logfile, LogTarget::Stdout);
+        assert_eq!(config.loglevel, LevelFilter::Info);
+        assert_eq!(config.log_format, LogFormat::Auto);
+        assert_eq!(config.token.expose(), "");
+        assert_eq!(config.lifecycle_component, "provision_mode_server");
+        assert_eq!(config.site, "");
+        assert_eq!(config.monitor_port, 0);
+        assert!(config.monitor_address.is_unspecified());
+        assert_eq!(config.broker_provisioning_password, None);
+        let deny: Vec<_> = config.cert_deny_list.iter().map(|regex| regex.as_str()).collect();
+        assert_eq!(deny, DENY_DEFAULT);
+        assert_eq!(config.jwt_verify_cert, None);
+        let off = Features { jwt: false, upgrades: false, enrollment: Enrollment::Off };
+        assert_eq!(config.features, off);
+        assert_eq!(config.node_timeout, secs(120));
+        assert_eq!(config.probe_timeout, secs(3));
+        assert_eq!(config.probe_window, 1_024);
+        assert_eq!(config.work_queue, 50_000);
+        assert_eq!(config.drain_timeout, secs(30));
+        assert_eq!(config.rate_limit, None);
+        assert_eq!(config.retry_max, secs(1_800));
+        assert_eq!(config.helper_timeout, secs(10));
+        assert_eq!(config.helper_output_max, 4_194_304);
+        assert_eq!(config.contradiction_wait, secs(0));
+    }
+
+    #[test]
+    fn takes_numbers_in_every_notation() {
+        check("workers: 4", |c| c.workers, 4);
+        check("workers: 4.0", |c| c.workers, 4);
+        check("workers: 0x10", |c| c.workers, 16);
+        check("workers: 010", |c| c.workers, 8);
+        check("workers: 1e2", |c| c.workers, 100);
+        check("workers: !!int '7'", |c| c.workers, 7);
+        check("WORKERS: 5", |c| c.workers, 5);
+        check("Monitor_Port: 9_900", |c| c.monitor_port, 9900);
+        check("monitor_port: 0o23254", |c| c.monitor_port, 9900);
+        check("monitor_port: 65535", |c| c.monitor_port, 65_535);
+        check("rate_limit: 10000", |c| c.rate_limit, Some(10_000));
+        check("rate_limit: 0", |c| c.rate_limit, None);
+        check("work_queue: 1", |c| c.work_queue, 1);
+        check("probe_window: 100_000", |c| c.probe_window, 100_000);
+        check("helper_output_max: 1024", |c| c.helper_output_max, 1_024);
+    }
+
+    #[test]
+    fn keeps_the_default_for_nothing() {
+        check("workers: 0", |c| c.workers >= 1, true);
+        check("workers:", |c| c.workers >= 1, true);
+        check("interval:", |c| c.interval, secs(60));
+        check("interval: ~", |c| c.interval, secs(60));
+        check("logfile: null", |c| c.logfile.clone(), LogTarget::Stdout);
+        check("features:", |c| c.features.jwt, false);
+        check("features: {}", |c| c.features.jwt, false);
+        check("features: {jwt: }", |c| c.features.jwt, false);
+        check("cert_deny_list: []", |c| c.cert_deny_list.len(), 4);
+        check("cert_deny_list:", |c| c.cert_deny_list.len(), 4);
+        check(
+            "lifecycle_component: ''",
+            |c| c.lifecycle_component == "provision_mode_server",
+            true,
+        );
+        check("broker_provisioning_password: ''", |c| c.broker_provisioning_password.clone(), None);
+        check("jwt_verify_cert: ''", |c| c.jwt_verify_cert.clone(), None);
+        check("admin_socket: ''", |c| c.workers >= 1, true);
+        check("helper_mode: exec", |c| c.workers >= 1, true);
+        check("leader_election: no", |c| c.workers >= 1, true);
+        check("active_active: off", |c| c.workers >= 1, true);
+        check("features: {ed25519: n, upgrades: false}", |c| c.features.upgrades, false);
+    }
+
+    #[test]
+    fn takes_booleans_of_yaml_1_1() {
+        for word in ["true", "yes", "on", "y", "Y", "YES", "On"] {
+            check(
+                &format!("features: {{pki: {word}}}"),
+                |c| c.features.enrollment,
+                Enrollment::Pki,
+            );
+        }
+        for word in ["false", "no", "off", "n", "N", "NO", "Off"] {
+            check(
+                &format!("features: {{pki: {word}}}"),
+                |c| c.features.enrollment,
+                Enrollment::Off,
+            );
+        }
+    }
+
+    #[test]
+    fn takes_durations() {
+        check("interval: 10m", |c| c.interval, secs(600));
+        check("interval: \"1h30m\"", |c| c.interval, secs(5_400));
+        check("interval: 1d", |c| c.interval, secs(86_400));
+        check("interval: 10h", |c| c.retry_max, secs(36_000));
+        check("interval: 2w", |c| c.retry_max, secs(14 * 86_400));
+        check("probe_timeout: 100ms", |c| c.probe_timeout, ms(100));
+        check("drain_timeout: 0", |c| c.drain_timeout, secs(0));
+        check("drain_timeout: 0s", |c| c.drain_timeout, secs(0));
+        check("contradiction_wait: 10s", |c| c.contradiction_wait, secs(10));
+        check("retry_max: 60s", |c| c.retry_max, secs(60));
+        check("helper_timeout: 10m\nnode_timeout: 11m", |c| c.node_timeout, secs(660));
+        check("node_timeout: 1h", |c| c.node_timeout, secs(3_600));
+        check("server_jwt_validity: 1y", |c| c.workers >= 1, true);
+    }
+
+    #[test]
+    fn takes_texts() {
+        check("site: 'no'", |c| c.site.clone(), "no".to_string());
+        check("site: \"a: b\"", |c| c.site.clone(), "a: b".to_string());
+        check("token: s3cr3t", |c| c.token.clone(), Secret::new("s3cr3t"));
+        check("logfile: ''", |c| c.logfile.clone(), LogTarget::Stdout);
+        check("logfile: STDOUT", |c| c.logfile.clone(), LogTarget::Stdout);
+        check("logfile: stderr", |c| c.logfile.clone(), LogTarget::Stderr);
+        check("logfile: Discard", |c| c.logfile.clone(), LogTarget::Discard);
+        check("logfile: /var/log/X", |c| c.logfile.clone(), LogTarget::File("/var/log/X".into()));
+        check("loglevel: debug", |c| c.loglevel, LevelFilter::Debug);
+        check("loglevel: INFO", |c| c.loglevel, LevelFilter::Info);
+        check("loglevel: warn", |c| c.loglevel, LevelFilter::Warn);
+        check("loglevel: warning", |c| c.loglevel, LevelFilter::Warn);
+        check("loglevel: error", |c| c.loglevel, LevelFilter::Error);
+        check("loglevel: fatal", |c| c.loglevel, LevelFilter::Off);
+        check("log_format: json", |c| c.log_format, LogFormat::Json);
+        check("log_format: TEXT", |c| c.log_format, LogFormat::Text);
+        check("monitor_address: 127.0.0.1", |c| c.monitor_address.to_string(), "127.0.0.1".into());
+        check("monitor_address: '::1'", |c| c.monitor_address.to_string(), "::1".into());
+        check("monitor_address: '[::1]'", |c| c.monitor_address.to_string(), "::1".into());
+        check("{site: x, token: z}", |c| c.site.clone(), "x".into());
+    }
+
+    #[test]
+    fn takes_bare_numbers_and_booleans_for_texts_with_a_warning() {
+        let said = |text: &str, value: &str| {
+            let (config, warnings) = good(text);
+            assert_eq!(config.site, value, "{text}");
+            assert_eq!(
+                warnings,
+                [format!("t.yaml:3: site: {}", warnings[0].split_once("site: ").unwrap().1)]
+            );
+            warnings[0].clone()
+        };
+        assert_eq!(
+            said("site: 12345", "12345"),
+            "t.yaml:3: site: the number 12345 is taken as a text; quotes would say so"
+        );
+        assert_eq!(
+            said("site: no", "no"),
+            "t.yaml:3: site: the boolean no is taken as a text; quotes would say so"
+        );
+        said("site: 010", "010");
+        said("site: 4.50", "4.50");
+        said("site: 1_000", "1_000");
+        said("site: .inf", ".inf");
+    }
+
+    #[test]
+    fn never_shows_a_secret() {
+        let (config, warnings) = good("token: 12345\nbroker_provisioning_password: 0x77");
+        assert_eq!(config.token.expose(), "12345");
+        let shown = format!("{config:?} {warnings:?}");
+        assert!(!shown.contains("12345") && !shown.contains("0x77"), "{shown}");
+        assert_eq!(
+            warnings[0],
+            "t.yaml:3: token: a number is taken as a text; quotes would say so"
+        );
+        wrong("token: [12345]", &["t.yaml:3: token: found a list, wanted a text"]);
+    }
+
+    #[test]
+    fn says_what_was_found_and_what_is_wanted() {
+        wrong(
+            "workers: four",
+            &["t.yaml:3: workers: found the text \"four\", wanted a whole number"],
+        );
+        wrong(
+            "workers: \"4\"",
+            &["t.yaml:3: workers: found the text \"4\", wanted a whole number"],
+        );
+        wrong("workers: 4.5", &["t.yaml:3: workers: found the number 4.5, wanted a whole number"]);
+        wrong(
+            "workers: 1e300",
+            &["t.yaml:3: workers: found the number 1e300, wanted a whole number"],
+        );
+        wrong(
+            "workers: .nan",
+            &["t.yaml:3: workers: found the number .nan, wanted a whole number"],
+        );
+        wrong("workers: yes", &["t.yaml:3: workers: found the boolean yes, wanted a whole number"]);
+        wrong("workers: [4]", &["t.yaml:3: workers: found a list, wanted a whole number"]);
+        wrong(
+            "leader_election: 1",
+            &["t.yaml:3: leader_election: found the number 1, wanted true or false"],
+        );
+        wrong(
+            "active_active: \"true\"",
+            &["t.yaml:3: active_active: found the text \"true\", wanted true or false"],
+        );
+        wrong(
+            "features: true",
+            &["t.yaml:3: features: found the boolean true, wanted a map such as `{jwt: true}`"],
+        );
+        wrong(
+            "features: {jwt: x}",
+            &["t.yaml:3: features.jwt: found the text \"x\", wanted true or false"],
+        );
+        wrong(
+            "cert_deny_list: foo",
+            &["t.yaml:3: cert_deny_list: found the text \"foo\", wanted a list of texts"],
+        );
+        wrong(
+            "cert_deny_list: [{a: b}]",
+            &["t.yaml:3: cert_deny_list: found a map, wanted a text"],
+        );
+        wrong(
+            "cert_deny_list: [~]",
+            &["t.yaml:3: cert_deny_list: found nothing in the list, wanted a text"],
+        );
+        wrong("site: {a: b}", &["t.yaml:3: site: found a map, wanted a text"]);
+        wrong(
+            "interval: [1m]",
+            &["t.yaml:3: interval: found a list, wanted a duration such as 90s, 10m or 1h30m"],
+        );
+    }
+
+    #[test]
+    fn refuses_durations_without_meaning() {
+        wrong(
+            "interval: 60",
+            &[
+                "t.yaml:3: interval: a duration needs a unit, such as 90s, 10m, 1h30m or 2d, found \"60\"",
+            ],
+        );
+        wrong("interval: 1:30", &["a duration needs a unit"]);
+        wrong("interval: soon", &["t.yaml:3: interval: invalid time unit 'n'"]);
+        wrong("interval: 1d12h", &["t.yaml:3: interval: invalid number \"1d12h\""]);
+        wrong("interval: -5m", &["t.yaml:3: interval: a duration must not be negative"]);
+        wrong("interval: 999ms", &["t.yaml:3: interval: 999ms is less than 1s"]);
+        wrong("interval: ''", &["t.yaml:3: interval: 0s is less than 1s"]);
+        wrong("interval: 0", &["t.yaml:3: interval: 0s is less than 1s"]);
+        wrong(
+            "server_jwt_validity: 300y",
+            &["t.yaml:3: server_jwt_validity: a duration must be less than 292 years"],
+        );
+        wrong("server_jwt_validity: 0", &["t.yaml:3: server_jwt_validity: must not be zero"]);
+    }
+
+    #[test]
+    fn holds_to_the_bounds() {
+        wrong("workers: -1", &["t.yaml:3: workers: -1 is not within 0 and 1024"]);
+        wrong("workers: 1025", &["workers: 1025 is not within"]);
+        wrong("monitor_port: 65536", &["monitor_port: 65536 is not within 0 and 65535"]);
+        wrong("monitor_port: -1", &["monitor_port: -1 is not within"]);
+        wrong("work_queue: 0", &["work_queue: 0 is not within 1 and 1000000"]);
+        wrong("work_queue: 1000001", &["work_queue: 1000001 is not within"]);
+        wrong("probe_window: 0", &["probe_window: 0 is not within 1 and 100000"]);
+        wrong("probe_timeout: 99ms", &["probe_timeout: 99ms is not within 100ms and 1m"]);
+        wrong("probe_timeout: 61s", &["probe_timeout: 1m1s is not within"]);
+        wrong("contradiction_wait: 11s", &["contradiction_wait: 11s is not within 0s and 10s"]);
+        wrong("drain_timeout: 601s", &["drain_timeout: 10m1s is not within 0s and 10m"]);
+        wrong("rate_limit: -1", &["rate_limit: -1 is not within 0 and 10000"]);
+        wrong("rate_limit: 10001", &["rate_limit: 10001 is not within"]);
+        wrong("retry_max: 59s", &["retry_max: 59s is not within 1m and 24h"]);
+        wrong("retry_max: 25h", &["retry_max: 25h is not within 1m and 24h"]);
+        wrong("helper_timeout: 99ms", &["helper_timeout: 99ms is not within 100ms and 10m"]);
+        wrong(
+            "helper_output_max: 1023",
+            &["helper_output_max: 1023 is not within 1024 and 67108864"],
+        );
+        wrong("helper_output_max: 67108865", &["helper_output_max: 67108865 is not within"]);
+        wrong(
+            "node_timeout: 69s",
+            &["t.yaml:3: node_timeout: 1m9s must be at least `helper_timeout` and a minute, 1m10s"],
+        );
+        wrong("node_timeout: 61m", &["t.yaml:3: node_timeout: 1h1m is more than 1h"]);
+        wrong(
+            "helper_timeout: 5m",
+            &[
+                "t.yaml: node_timeout: 2m, its default, must be at least `helper_timeout` and a minute, 6m",
+            ],
+        );
+    }
+
+    #[test]
+    fn refuses_values_that_mean_nothing() {
+        wrong(
+            "loglevel: verbose",
+            &["t.yaml:3: loglevel: found \"verbose\", wanted debug, info, warn, error or fatal"],
+        );
+        wrong("loglevel: ''", &["t.yaml:3: loglevel: found \"\""]);
+        wrong(
+            "log_format: xml",
+            &["t.yaml:3: log_format: found \"xml\", wanted auto, text or json"],
+        );
+        wrong(
+            "lifecycle_component: a.b",
+            &["t.yaml:3: lifecycle_component: \"a.b\" must not hold"],
+        );
+        wrong("lifecycle_component: '>'", &["lifecycle_component: \">\" must not hold"]);
+        wrong("lifecycle_component: 'a b'", &["lifecycle_component: \"a b\" must not hold"]);
+        wrong("lifecycle_component: \"a\\r\"", &["lifecycle_component: \"a\\r\" must not hold"]);
+        wrong(
+            "monitor_address: localhost",
+            &["t.yaml:3: monitor_address: \"localhost\" is no address"],
+        );
+        wrong("helper_mode: fast", &["t.yaml:3: helper_mode: found \"fast\", wanted \"exec\""]);
+        wrong(
+            "cert_deny_list: ['(']",
+            &["t.yaml:3: cert_deny_list: \"(\" is no regular expression: unclosed group"],
+        );
+        wrong(
+            "cert_deny_list: ['']",
+            &["t.yaml:3: cert_deny_list: an empty expression would deny every node"],
+        );
+        wrong(
+            "cert_deny_list:\n- a\n- '['",
+            &["t.yaml:5: cert_deny_list: \"[\" is no regular expression"],
+        );
+    }
+
+    #[test]
+    fn says_what_this_version_cannot_do() {
+        wrong(
+            "leader_election: true",
+            &["t.yaml:3: leader_election: not supported by this version yet"],
+        );
+        wrong(
+            "active_active: yes",
+            &["t.yaml:3: active_active: not supported by this version yet"],
+        );
+        wrong(
+            "admin_socket: /run/x",
+            &["t.yaml:3: admin_socket: not supported by this version yet"],
+        );
+        wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
+        wrong(
+            "helper_mode: persistent",
+            &["t.yaml:3: helper_mode: persistent: not supported by this version yet"],
+        );
+        wrong(
+            "features: {upgrades: true}",
+            &["t.yaml:3: features.upgrades: not supported by this version yet"],
+        );
+        wrong(
+            "features: {ed25519: true, pki: true}\njwt_verify_cert: /dev/null",
+            &[
+                "t.yaml:3: features.ed25519: not supported by this version yet",
+                "can only enable one of",
+            ],
+        );
+        let mut report = Report::new("t.yaml");
+        assert!(Config::parse(b"helper: /bin/true\n", &mut report).is_none());
+        assert_eq!(report.errors.len(), 1);
+        assert_eq!(report.errors[0].text, SECURE_UNSUPPORTED);
+    }
+
+    #[test]
+    fn warns_about_keys_nobody_reads() {
+        warns(
+            "intervall: 5m",
+            "t.yaml:3: intervall: unknown key, ignored; did you mean `interval`?",
+        );
+        warns(
+            "monitor-port: 1",
+            "t.yaml:3: monitor-port: unknown key, ignored; did you mean `monitor_port`?",
+        );
+        warns("Tokne: 1", "t.yaml:3: Tokne: unknown key, ignored; did you mean `token`?");
+        warns("whatever: {a: [b]}", "t.yaml:3: whatever: unknown key, ignored");
+        warns(
+            "features: {jtw: on}",
+            "t.yaml:3: features.jtw: unknown key, ignored; did you mean `features.jwt`?",
+        );
+        warns("PKI: on", "t.yaml:3: PKI: unknown key, ignored; did you mean `features.pki`?");
+        warns("broker_port: 4222", "t.yaml:3: broker_port: has no effect, as in the original");
+        warns("rego_policy: x", "t.yaml:3: rego_policy: has no effect, as in the original");
+        warns("interval: 5s", "t.yaml:3: interval: 5s is less than the minute");
+        warns("site: x\n---\nsite: y", "t.yaml:4: more documents follow; only the first is read");
+    }
+
+    #[test]
+    fn strips_the_slashes_of_deny_expressions() {
+        let patterns = |text: &str| {
+            let (config, _) = good(text);
+            config.cert_deny_list.iter().map(|regex| regex.as_str().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(patterns(r"cert_deny_list: ['/\.x$/', y, //, /]"), [r"\.x$", "y", "//", "/"]);
+        assert_eq!(patterns("cert_deny_list: [5]"), ["5"]);
+    }
+
+    #[test]
+    fn finds_the_key_for_provisioning_tokens() {
+        let hex = "00ff".repeat(16);
+        let (config, _) = good(&format!("features: {{jwt: on}}\njwt_verify_cert: {hex}"));
+        let Some(VerifyKeySource::Ed25519(key)) = config.jwt_verify_cert else { panic!() };
+        assert_eq!(key[..4], [0x00, 0xff, 0x00, 0xff]);
+        let (config, _) = good("features: {jwt: on}\njwt_verify_cert: /etc/passwd");
+        assert_eq!(config.jwt_verify_cert, Some(VerifyKeySource::File("/etc/passwd".into())));
+        // Without the feature nobody will read it.
+        good("jwt_verify_cert: /nowhere");
+        wrong(
+            "features: {jwt: on}",
+            &["t.yaml: jwt_verify_cert: must be set when `features.jwt` is on"],
+        );
+        wrong(
+            "features: {jwt: on}\njwt_verify_cert: /nowhere",
+            &["t.yaml:4: jwt_verify_cert: /nowhere is no readable file (No such file or directory"],
+        );
+        let short = "0".repeat(63);
+        wrong(
+            &format!("features: {{jwt: on}}\njwt_verify_cert: '{short}'"),
+            &["nor 64 hex digits"],
+        );
+        wrong("features: {jwt: on}\njwt_verify_cert: /", &["/ is no readable file"]);
+    }
+
+    #[test]
+    fn demands_a_helper_that_can_be_run() {
+        for text in ["", "helper: ''\n", "helper:\n", "helper: '  '\n"] {
+            let mut report = Report::new("t.yaml");
+            let text = format!("{text}choria_insecure: true\n");
+            assert!(Config::parse(text.as_bytes(), &mut report).is_none());
+            assert_eq!(report.errors[0].text, "helper: must be set; it decides what nodes become");
+        }
+        for text in ["/nowhere/helper", "/etc/passwd", "\"'open\""] {
+            let mut report = Report::new("t.yaml");
+            let text = format!("choria_insecure: true\nhelper: {text}\n");
+            assert!(Config::parse(text.as_bytes(), &mut report).is_none());
+            assert_eq!((report.errors.len(), report.errors[0].line), (1, Some(2)), "{text}");
+        }
+    }
+
+    #[test]
+    fn lists_all_errors_at_once() {
+        let mut report = Report::new("t.yaml");
+        let text = b"workers: four\ninterval: 60\nsite: a\nsite: b\nfeatures: {jwt: on, x: y}\nlogevel: info\n";
+        assert!(Config::parse(text, &mut report).is_none());
+        let errors: Vec<_> = report.errors.iter().map(|error| error.to_string()).collect();
+        for expected in [
+            "t.yaml:1: workers",
+            "t.yaml:2: interval",
+            "t.yaml:4: site: given twice",
+            "helper",
+            "jwt_verify_cert",
+            "choria_insecure",
+        ] {
+            assert!(errors.iter().any(|error| error.contains(expected)), "{expected}: {errors:#?}");
+        }
+        assert_eq!(errors.len(), 6);
+        assert_eq!(report.warnings.len(), 2);
+    }
+
+    #[test]
+    fn refuses_files_that_hold_no_settings() {
+        for text in ["", "# nothing\n", "---\n", "null\n", "\u{feff}"] {
+            let mut report = Report::new("t.yaml");
+            assert!(Config::parse(text.as_bytes(), &mut report).is_none());
+            assert_eq!(
+                report.errors[0].to_string(),
+                "t.yaml: is empty; at least `helper` must be set",
+                "{text:?}"
+            );
+        }
+        for (text, found) in [("[a]", "a list"), ("a", "the text \"a\""), ("5", "the number 5")] {
+            let mut report = Report::new("t.yaml");
+            assert!(Config::parse(text.as_bytes(), &mut report).is_none());
+            let expected = format!("t.yaml:1: found {found}, wanted settings such as `workers: 4`");
+            assert_eq!(report.errors[0].to_string(), expected);
+        }
+    }
+
+    /// Two lines that every file needs, so that those of a test begin on the third.
+    const BASE: &str = "helper: /bin/true\nchoria_insecure: true\n";
+
+    #[track_caller]
+    fn good(text: &str) -> (Config, Vec<String>) {
+        let mut report = Report::new("t.yaml");
+        // A file in JSON style stands alone.
+        let whole = match text.strip_prefix('{') {
+            Some(rest) => format!("{{helper: /bin/true, choria_insecure: on, {rest}"),
+            None => format!("{BASE}{text}\n"),
+        };
+        let config = Config::parse(whole.as_bytes(), &mut report);
+        assert!(report.errors.is_empty(), "{text:?}: {:?}", report.errors);
+        (config.unwrap(), report.warnings.iter().map(|warning| warning.to_string()).collect())
+    }
+
+    #[track_caller]
+    fn check<T: PartialEq + Debug>(text: &str, value: impl FnOnce(&Config) -> T, expected: T) {
+        let (config, warnings) = good(text);
+        assert!(warnings.is_empty(), "{text:?}: {warnings:?}");
+        assert_eq!(value(&config), expected, "{text:?}");
+    }
+
+    #[track_caller]
+    fn warns(text: &str, expected: &str) {
+        let (_, warnings) = good(text);
+        assert_eq!(warnings.len(), 1, "{text:?}: {warnings:?}");
+        assert!(warnings[0].starts_with(expected), "{text:?}: {warnings:?}");
+    }
+
+    /// Each of `expected` is part of an error, and there are no others.
+    #[track_caller]
+    fn wrong(text: &str, expected: &[&str]) {
+        let mut report = Report::new("t.yaml");
+        let config = Config::parse(format!("{BASE}{text}\n").as_bytes(), &mut report);
+        let errors: Vec<_> = report.errors.iter().map(|error| error.to_string()).collect();
+        assert!(config.is_none() && errors.len() == expected.len(), "{text:?}: {errors:#?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.contains(expected), "{text:?}: {error:?}");
+        }
     }
 }
