@@ -5,6 +5,7 @@ pub mod fleet;
 pub mod gate;
 pub mod helper;
 pub mod jwt;
+pub mod logging;
 pub mod metrics;
 pub mod node;
 pub mod pki;
