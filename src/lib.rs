@@ -1,5 +1,6 @@
 //! Provisions unconfigured Choria Servers.
 
+pub mod cli;
 pub mod config;
 pub mod fleet;
 pub mod gate;
