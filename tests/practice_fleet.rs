@@ -1,18 +1,24 @@
 //! The practice fleet answers as a real Choria Server does: it is held against recorded traffic.
 
+mod common;
 mod fleet;
 
+use std::sync::Arc;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use common::{NatsServer, SOON, within};
+use fleet::broker::Connection;
 use fleet::envelope::{Reply, Request};
 use fleet::event::{Encoding, Event, Kind};
 use fleet::fault::{Action, Fault, parse_list};
 use fleet::keys::Tokens;
 use fleet::node::{Effect, Node, Now, Site};
+use fleet::{Fleet, State};
 
 const NOW: i64 = 1_795_996_000;
 const IDENTITY: &str = "n1.fleet.example.net";
@@ -210,6 +216,72 @@ fn every_fault_reads_back_as_it_is_written() {
     {
         assert!(parse_list(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn over_a_broker_a_node_announces_itself_is_found_answers_and_leaves() {
+    let broker = NatsServer::start();
+    let (sender, received) = mpsc::channel();
+    let client = Arc::new(Connection::new(&broker.url(), "test"));
+    let reader = Arc::clone(&client);
+    let thread = std::thread::spawn(move || {
+        let subscribe = |connection: &Connection| {
+            connection.subscribe(1, "choria.lifecycle.event.>");
+            connection.subscribe(2, "provisioning.reply.>");
+        };
+        reader.run(&subscribe, &mut |delivery| {
+            let _ = sender.send((delivery.subject.to_owned(), delivery.payload.to_vec()));
+        });
+    });
+    assert!(client.settle(within(SOON)));
+    let fleet = Fleet::builder(&broker.url())
+        .node(IDENTITY)
+        .broken("gone.example.net", Fault::Gone)
+        .restart_delay(Duration::from_millis(50))
+        .start();
+    let next = || received.recv_timeout(SOON).expect("a message");
+
+    let announced = [next().0, next().0];
+    assert_eq!(announced, ["choria.lifecycle.event.startup.provision_mode_server"; 2]);
+    let filter = json!({"fact": [], "cf_class": [], "agent": ["choria_provision"], "identity": [], "compound": []});
+    let now = fleet::unix_now() - NOW;
+    let ask = |subject: &str, case: &Value| {
+        let mut case = case.clone();
+        case["time_offset"] = now.into();
+        client.publish(subject, &request(&case));
+        client.flush();
+    };
+    ask(
+        "provisioning.broadcast.agent.discovery",
+        &json!({"agent": "discovery", "body": "cGluZw==", "filter": filter}),
+    );
+    let (_, pong) = next();
+    assert_eq!(document(&pong)["envelope"]["senderid"], IDENTITY, "the one that is gone is silent");
+    let subject = format!("provisioning.node.{IDENTITY}");
+    let config = json!({"plugin.choria.server.provision": "0"}).to_string();
+    for (action, data) in [
+        ("configure", json!({"token": "s3cret", "config": config})),
+        ("restart", json!({"token": "s3cret", "splay": 1})),
+    ] {
+        let body = json!({"agent": "choria_provision", "action": action, "data": data});
+        ask(&subject, &json!({"agent": "choria_provision", "body": body}));
+    }
+    let events = ["provisioned", "", "shutdown", ""].map(|_| next().0);
+    let kinds = events.map(|subject| subject.split('.').nth(3).unwrap_or_default().to_owned());
+    assert_eq!(kinds[0], "provisioned");
+    assert_eq!(kinds[2], "shutdown", "it goes out before the answer");
+    let node = fleet.named(IDENTITY);
+    let left = fleet.wait(within(SOON), |_| match node.state() {
+        State::Provisioned => Ok(()),
+        other => Err(other.word().to_owned()),
+    });
+    assert_eq!(left, Ok(()));
+    // The same id twice, no `configure` inputs but two: the watch has seen it all.
+    let violations = fleet.violations();
+    assert!(violations.iter().any(|text| text.contains("for the second time")), "{violations:?}");
+    assert!(violations.iter().any(|text| text.contains("without server_jwt")), "{violations:?}");
+    client.stop();
+    thread.join().expect("the reader ends");
 }
 
 /// One node and its clocks, without a broker.
