@@ -11,5 +11,6 @@ pub mod metrics;
 pub mod node;
 pub mod pki;
 pub mod protocol;
+pub mod rpc;
 pub mod shutdown;
 pub mod transport;

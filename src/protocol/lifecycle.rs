@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::protocol::Identity;
-use crate::protocol::json::{Object, push_string};
+use crate::protocol::json::{JsonError, Object, push_string};
 
 /// Largest event looked at, in bytes. Real ones have a few hundred.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
@@ -92,7 +92,7 @@ pub enum EventError {
     /// An event of another version, or a kind nobody told us of.
     UnknownProtocol,
     /// A field has the wrong type.
-    Json(serde_json::Error),
+    Json(JsonError),
 }
 
 impl fmt::Display for EventError {
@@ -143,7 +143,8 @@ pub fn read_event(payload: &[u8]) -> Result<Event, EventError> {
 }
 
 fn read_plain(json: &[u8]) -> Result<Event, EventError> {
-    let Object(plain): Object<Plain> = serde_json::from_slice(json).map_err(EventError::Json)?;
+    let Object(plain): Object<Plain> =
+        serde_json::from_slice(json).map_err(|error| EventError::Json(error.into()))?;
     let kind = EventKind::parse(&plain.protocol).ok_or(EventError::UnknownProtocol)?;
     Ok(Event {
         kind,

@@ -3,7 +3,7 @@
 //! Bytes in, values out, and back: nothing here does I/O or reads a clock. Sending, waiting and deciding which reply
 //! counts is left to `rpc`. All text that comes from the network is hostile until one of these types holds it.
 
-pub(crate) mod json;
+pub mod json;
 pub mod lifecycle;
 pub mod subject;
 pub mod v1;
@@ -11,6 +11,7 @@ pub mod v1;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::protocol::json::JsonError;
 use crate::protocol::subject::Subject;
 
 /// The collective in which unprovisioned nodes wait; part of every subject and of every request.
@@ -205,7 +206,7 @@ pub struct Reply {
 }
 
 /// Wraps requests and unwraps replies in one version of the protocol.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Codec {
     /// Version 1: signed with an x509 key, or not at all.
     V1(v1::Codec),
@@ -265,7 +266,7 @@ pub enum DecodeError {
         /// Which one.
         layer: Layer,
         /// What is wrong with it.
-        source: serde_json::Error,
+        source: JsonError,
     },
     /// A layer says it is another kind of document, or of another version.
     Protocol {

@@ -156,8 +156,8 @@ struct Envelope<'a> {
 }
 
 fn read<'a, T: Deserialize<'a>>(json: &'a [u8], layer: Layer) -> Result<T, DecodeError> {
-    let Object(document) =
-        serde_json::from_slice(json).map_err(|source| DecodeError::Json { layer, source })?;
+    let Object(document) = serde_json::from_slice(json)
+        .map_err(|source| DecodeError::Json { layer, source: source.into() })?;
     Ok(document)
 }
 

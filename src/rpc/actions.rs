@@ -1,0 +1,586 @@
+//! The actions we call: all of `choria_provision`, and `rpcutil#inventory`.
+//!
+//! A request type for each action writes the RPC body, keys in the original's order, and names the type of its reply.
+//! Replies are a stranger's JSON: reading one ends in a value or in [`BadReply`], whatever it holds. Inputs, outputs and
+//! time-outs as in go-choria's DDL files; what is called when, and how often, is for others to say.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::protocol::json::{JsonError, Object, excerpt, push_string};
+
+/// What we can ask of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Action {
+    /// `rpcutil#inventory`: facts, classes, version.
+    Inventory,
+    /// `choria_provision#jwt`: the provisioning JWT, and a fresh key for secret transport.
+    Jwt,
+    /// `choria_provision#gen25519`: a fresh identity key.
+    Gen25519,
+    /// `choria_provision#gencsr`: a fresh key and a certificate request for it.
+    GenCsr,
+    /// `choria_provision#release_update`: another version of Choria.
+    ReleaseUpdate,
+    /// `choria_provision#configure`: configuration and credentials.
+    Configure,
+    /// `choria_provision#restart`: leave provisioning mode.
+    Restart,
+    /// `choria_provision#shutdown`: stop for good.
+    Shutdown,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Action; 8] = [
+        Action::Inventory,
+        Action::Jwt,
+        Action::Gen25519,
+        Action::GenCsr,
+        Action::ReleaseUpdate,
+        Action::Configure,
+        Action::Restart,
+        Action::Shutdown,
+    ];
+
+    /// Agent and action as metrics and logs name them: `choria_provision#jwt`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Action::Inventory => "rpcutil#inventory",
+            Action::Jwt => "choria_provision#jwt",
+            Action::Gen25519 => "choria_provision#gen25519",
+            Action::GenCsr => "choria_provision#gencsr",
+            Action::ReleaseUpdate => "choria_provision#release_update",
+            Action::Configure => "choria_provision#configure",
+            Action::Restart => "choria_provision#restart",
+            Action::Shutdown => "choria_provision#shutdown",
+        }
+    }
+
+    /// The agent that has it.
+    pub fn agent(self) -> &'static str {
+        if self == Action::Inventory { "rpcutil" } else { "choria_provision" }
+    }
+
+    /// Its name within the agent.
+    pub fn name(self) -> &'static str {
+        let (_, name) = self.label().split_once('#').expect("every label has agent and action");
+        name
+    }
+
+    /// How long to wait for an answer: as long as the node may take, and `discovery_timeout` for the way.
+    pub fn timeout(self, discovery_timeout: Duration) -> Duration {
+        let agent = if self == Action::Inventory { 2 } else { 20 };
+        discovery_timeout + Duration::from_secs(agent)
+    }
+
+    /// Whether each try replaces keys on the node, so that an earlier try's answer is worth nothing.
+    pub fn only_last_answer_counts(self) -> bool {
+        matches!(self, Action::Jwt | Action::Gen25519 | Action::GenCsr)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// A request to one action.
+pub trait Call {
+    /// Which action.
+    const ACTION: Action;
+
+    /// What the node answers on success.
+    type Reply;
+
+    /// The RPC body.
+    fn body(&self) -> String;
+
+    /// Reads the reply from the `data` of a body with status 0.
+    ///
+    /// # Errors
+    ///
+    /// [`BadReply`] for anything missing, `null` or of another type.
+    fn read(data: &RawValue) -> Result<Self::Reply, BadReply>;
+}
+
+#[derive(Serialize)]
+struct RequestBody<'a, D> {
+    agent: &'static str,
+    action: &'static str,
+    data: &'a D,
+}
+
+fn body<C: Call + Serialize>(call: &C) -> String {
+    let body = RequestBody { agent: C::ACTION.agent(), action: C::ACTION.name(), data: call };
+    serde_json::to_string(&body).expect("strings and maps of strings always serialise")
+}
+
+/// Asks for facts, classes and version.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Inventory {}
+
+/// Asks for the provisioning JWT.
+#[derive(Clone, Copy, Serialize)]
+pub struct Jwt<'a> {
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// Asks for a new Ed25519 key.
+#[derive(Clone, Copy, Serialize)]
+pub struct Gen25519<'a> {
+    /// What the node signs to show that it holds the key.
+    pub nonce: &'a str,
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// Asks for a new key and a certificate request.
+#[derive(Clone, Copy, Serialize)]
+pub struct GenCsr<'a> {
+    /// The common name to ask for: the node's identity.
+    pub cn: &'a str,
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// Tells a node to become another version.
+#[derive(Clone, Copy, Serialize)]
+pub struct ReleaseUpdate<'a> {
+    /// URL of the repository.
+    pub repository: &'a str,
+    /// The provisioning token.
+    pub token: &'a str,
+    /// The version wanted.
+    pub version: &'a str,
+}
+
+/// Gives a node its configuration. All inputs are always sent; what there is none of is empty.
+#[derive(Clone, Copy, Serialize)]
+pub struct Configure<'a> {
+    /// Action policies by file name.
+    pub action_policies: &'a BTreeMap<String, String>,
+    /// CA certificates in PEM.
+    pub ca: &'a str,
+    /// The node's certificate in PEM.
+    pub certificate: &'a str,
+    /// The settings: a JSON object of text to text, as text.
+    pub config: &'a str,
+    /// Our half of the key exchange under which `key` is encrypted, in hex.
+    pub ecdh_public: &'a str,
+    /// The node's private key, encrypted.
+    pub key: &'a str,
+    /// Open Policy Agent policies by file name.
+    pub opa_policies: &'a BTreeMap<String, String>,
+    /// The server JWT.
+    pub server_jwt: &'a str,
+    /// Where certificates go.
+    pub ssldir: &'a str,
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// Tells a configured node to leave provisioning mode.
+#[derive(Clone, Copy, Serialize)]
+pub struct Restart<'a> {
+    /// Upper bound of the node's random wait, in seconds. Nodes refuse a number with a fraction and die of a negative one.
+    #[serde(rename = "splay")]
+    pub splay_secs: u32,
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// Tells a node to stop for good.
+#[derive(Clone, Copy, Serialize)]
+pub struct Shutdown<'a> {
+    /// The provisioning token.
+    pub token: &'a str,
+}
+
+/// What a node says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InventoryReply {
+    /// All of it as compact JSON with sorted keys and numbers as the node wrote them: what helpers get.
+    pub data: String,
+    /// The version of Choria it runs.
+    pub version: String,
+    /// Whether it takes `release_update`.
+    pub upgradable: bool,
+}
+
+/// The provisioning JWT.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct JwtReply {
+    /// The token as the node has it on disk, unverified; it may end in a newline.
+    pub jwt: String,
+    /// The node's half of a key exchange, in hex; unchecked.
+    pub ecdh_public: String,
+}
+
+/// A new Ed25519 key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gen25519Reply {
+    /// The public half.
+    pub public_key: [u8; 32],
+    /// Where the node keeps the private half.
+    pub directory: String,
+    /// Over the nonce; unchecked.
+    pub signature: [u8; 64],
+}
+
+/// A certificate request.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct GenCsrReply {
+    /// The request in PEM; unchecked.
+    pub csr: String,
+    /// The public key in PEM; unchecked. Labelled `PUBLIC KEY`, but PKCS#1 inside.
+    pub public_key: String,
+    /// Where the node keeps key and certificates.
+    pub ssldir: String,
+}
+
+/// What the node says it will do now.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct MessageReply {
+    /// For people only, so a node that leaves it out has agreed all the same.
+    #[serde(default)]
+    pub message: String,
+}
+
+impl Call for Inventory {
+    const ACTION: Action = Action::Inventory;
+    type Reply = InventoryReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<InventoryReply, BadReply> {
+        let mut fields = object(data)?;
+        let version = fields.get("version").ok_or(BadReply::Missing { field: "version" })?;
+        let version = text(version)?.into_owned();
+        // The original fills in this one output, and helpers may rely on it.
+        let upgradable = *fields.entry("upgradable".to_owned()).or_insert(RawValue::FALSE);
+        let upgradable = serde_json::from_str(upgradable.get()).map_err(data_error)?;
+        Ok(InventoryReply { data: sorted(&fields)?, version, upgradable })
+    }
+}
+
+impl Call for Jwt<'_> {
+    const ACTION: Action = Action::Jwt;
+    type Reply = JwtReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<JwtReply, BadReply> {
+        fields(data)
+    }
+}
+
+impl Call for Gen25519<'_> {
+    const ACTION: Action = Action::Gen25519;
+    type Reply = Gen25519Reply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<Gen25519Reply, BadReply> {
+        #[derive(Deserialize)]
+        struct Fields<'a> {
+            #[serde(borrow)]
+            public_key: Cow<'a, str>,
+            directory: String,
+            #[serde(borrow)]
+            signature: Cow<'a, str>,
+        }
+        let fields: Fields = fields(data)?;
+        Ok(Gen25519Reply {
+            public_key: hex("public_key", &fields.public_key)?,
+            directory: fields.directory,
+            signature: hex("signature", &fields.signature)?,
+        })
+    }
+}
+
+impl Call for GenCsr<'_> {
+    const ACTION: Action = Action::GenCsr;
+    type Reply = GenCsrReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<GenCsrReply, BadReply> {
+        fields(data)
+    }
+}
+
+impl Call for ReleaseUpdate<'_> {
+    const ACTION: Action = Action::ReleaseUpdate;
+    type Reply = MessageReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<MessageReply, BadReply> {
+        fields(data)
+    }
+}
+
+impl Call for Configure<'_> {
+    const ACTION: Action = Action::Configure;
+    type Reply = MessageReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<MessageReply, BadReply> {
+        fields(data)
+    }
+}
+
+impl Call for Restart<'_> {
+    const ACTION: Action = Action::Restart;
+    type Reply = MessageReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<MessageReply, BadReply> {
+        fields(data)
+    }
+}
+
+impl Call for Shutdown<'_> {
+    const ACTION: Action = Action::Shutdown;
+    type Reply = MessageReply;
+
+    fn body(&self) -> String {
+        body(self)
+    }
+
+    fn read(data: &RawValue) -> Result<MessageReply, BadReply> {
+        fields(data)
+    }
+}
+
+fn fields<'a, T: Deserialize<'a>>(data: &'a RawValue) -> Result<T, BadReply> {
+    let Object(fields) = serde_json::from_str(data.get()).map_err(data_error)?;
+    Ok(fields)
+}
+
+fn data_error(error: serde_json::Error) -> BadReply {
+    BadReply::Data(error.into())
+}
+
+fn hex<const N: usize>(field: &'static str, text: &str) -> Result<[u8; N], BadReply> {
+    let mut bytes = [0; N];
+    let digits = text.as_bytes();
+    if digits.len() != 2 * N {
+        return Err(BadReply::Hex { field });
+    }
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        let digit = |c: u8| char::from(c).to_digit(16).ok_or(BadReply::Hex { field });
+        let value = digit(pair[0])? << 4 | digit(pair[1])?;
+        *byte = u8::try_from(value).map_err(|_| BadReply::Hex { field })?;
+    }
+    Ok(bytes)
+}
+
+/// The fields of an object, sorted, their values unread. Of a field given twice the last one counts, as in Go.
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+/// Deepest nesting of an inventory. Real facts have a handful of levels; a hostile node must not spend our stack.
+const INVENTORY_DEPTH_MAX: usize = 64;
+
+#[inline(never)]
+fn object(value: &RawValue) -> Result<Fields<'_>, BadReply> {
+    serde_json::from_str(value.get()).map_err(data_error)
+}
+
+#[inline(never)]
+fn list(value: &RawValue) -> Result<Vec<&RawValue>, BadReply> {
+    serde_json::from_str(value.get()).map_err(data_error)
+}
+
+#[inline(never)]
+fn text(value: &RawValue) -> Result<Cow<'_, str>, BadReply> {
+    // `Cow` alone would always copy.
+    #[derive(Deserialize)]
+    #[serde(transparent)]
+    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+    let Text(text) = serde_json::from_str(value.get()).map_err(data_error)?;
+    Ok(text)
+}
+
+/// Writes `fields` as compact JSON with the keys of every object sorted.
+///
+/// Not by way of `serde_json::Value`: with raw values and exact numbers switched on, a certain key of an object makes
+/// it read text as JSON from nesting level zero again, and a node could build trees of any depth.
+fn sorted(fields: &Fields<'_>) -> Result<String, BadReply> {
+    let mut out = Vec::with_capacity(1024);
+    push_object(&mut out, fields, INVENTORY_DEPTH_MAX)?;
+    Ok(String::from_utf8(out).expect("made of JSON texts"))
+}
+
+fn push_object(out: &mut Vec<u8>, fields: &Fields<'_>, depth: usize) -> Result<(), BadReply> {
+    out.push(b'{');
+    for (n, (key, value)) in fields.iter().enumerate() {
+        if n > 0 {
+            out.push(b',');
+        }
+        push_string(out, key);
+        out.push(b':');
+        push_value(out, value, depth)?;
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn push_value(out: &mut Vec<u8>, value: &RawValue, depth: usize) -> Result<(), BadReply> {
+    let depth = depth.checked_sub(1).ok_or(BadReply::TooDeep)?;
+    match value.get().as_bytes().first() {
+        Some(b'{') => push_object(out, &object(value)?, depth),
+        Some(b'[') => {
+            out.push(b'[');
+            for (n, item) in list(value)?.into_iter().enumerate() {
+                if n > 0 {
+                    out.push(b',');
+                }
+                push_value(out, item, depth)?;
+            }
+            out.push(b']');
+            Ok(())
+        }
+        // Read and written again: an unread string may hold half a surrogate pair, which helpers can't read.
+        Some(b'"') => {
+            push_string(out, &text(value)?);
+            Ok(())
+        }
+        // A number keeps all its digits.
+        _ => {
+            out.extend_from_slice(value.get().as_bytes());
+            Ok(())
+        }
+    }
+}
+
+/// The body of a reply.
+#[derive(Debug, Clone)]
+pub struct Body {
+    /// The action that answers; empty if the node could not read the request.
+    pub action: String,
+    /// 0 for success, and the only value for it.
+    pub code: u8,
+    /// `OK`, or what went wrong.
+    pub message: String,
+    /// The outputs, if there is anything but `null`.
+    pub data: Option<Box<RawValue>>,
+}
+
+impl Body {
+    /// Reads an RPC reply.
+    ///
+    /// # Errors
+    ///
+    /// [`BadReply::Body`].
+    pub fn parse(json: &str) -> Result<Body, BadReply> {
+        #[derive(Deserialize)]
+        struct Fields {
+            action: String,
+            statuscode: u8,
+            statusmsg: String,
+            data: Option<Box<RawValue>>,
+        }
+        let Object(fields): Object<Fields> =
+            serde_json::from_str(json).map_err(|error| BadReply::Body(error.into()))?;
+        Ok(Body {
+            action: fields.action,
+            code: fields.statuscode,
+            message: fields.statusmsg,
+            data: fields.data,
+        })
+    }
+
+    /// The typed reply of a body with code 0.
+    ///
+    /// # Errors
+    ///
+    /// [`BadReply`].
+    pub fn reply<C: Call>(&self) -> Result<C::Reply, BadReply> {
+        if self.action != C::ACTION.name() {
+            return Err(BadReply::OtherAction { found: excerpt(&self.action, 40) });
+        }
+        C::read(self.data.as_ref().ok_or(BadReply::Missing { field: "data" })?)
+    }
+}
+
+/// What is wrong with a node's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BadReply {
+    /// The body is no RPC reply.
+    Body(JsonError),
+    /// An output is of the wrong type.
+    Data(JsonError),
+    /// An output, or all of them, are not there.
+    Missing {
+        /// Which.
+        field: &'static str,
+    },
+    /// Not hexadecimal digits of the right number.
+    Hex {
+        /// Which output.
+        field: &'static str,
+    },
+    /// The answer is one to another action.
+    OtherAction {
+        /// Which.
+        found: String,
+    },
+    /// The inventory is nested too deeply.
+    TooDeep,
+    /// Well-formed, and a check of ours does not believe it.
+    Unconvincing,
+}
+
+impl fmt::Display for BadReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadReply::Body(_) => f.write_str("body is no RPC reply"),
+            BadReply::Data(_) => f.write_str("malformed outputs"),
+            BadReply::Missing { field } => write!(f, "{field} is missing"),
+            BadReply::Hex { field } => {
+                write!(f, "{field} is not the right number of hexadecimal digits")
+            }
+            BadReply::OtherAction { found } => write!(f, "answer to the other action '{found}'"),
+            BadReply::TooDeep => f.write_str("inventory is nested too deeply"),
+            BadReply::Unconvincing => f.write_str("a check refused it"),
+        }
+    }
+}
+
+impl std::error::Error for BadReply {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            BadReply::Body(source) | BadReply::Data(source) => Some(source),
+            BadReply::Missing { .. }
+            | BadReply::Hex { .. }
+            | BadReply::OtherAction { .. }
+            | BadReply::TooDeep
+            | BadReply::Unconvincing => None,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Broadcast discovery on the provisioning collective.
+//!
+//! One request to all nodes; it ends [`QUIET`] after the last reply and [`DISCOVERY_MAX`] after it was sent, as in the
+//! original. The original closes its connections then and finds late nodes an interval later; we keep listening until the
+//! next discovery and report them as [`Rpc::late_finds`]. It also takes any sender's word; here hash and request id must
+//! be right.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender as Channel, at, select_biased, unbounded};
+
+use crate::protocol::{Codec, Identity, RequestId, subject};
+use crate::rpc::{Entry, Registration, Rpc, SendError, Shared, Sink, Unexpected};
+use crate::shutdown::Never;
+
+/// Longest time a discovery takes.
+pub const DISCOVERY_MAX: Duration = Duration::from_secs(2);
+
+/// A discovery ends when no reply came for this long.
+pub const QUIET: Duration = Duration::from_millis(300);
+
+/// Identities of late nodes that may wait to be taken.
+pub(super) const LATE_FINDS_MAX: usize = 1024;
+
+/// Replies of one discovery that may wait to be read: more than the largest fleet we aim at.
+const BURST_REPLIES_MAX: usize = 200_000;
+
+/// Bytes of the same.
+const BURST_BYTES_MAX: usize = 128 << 20;
+
+/// Largest reply looked at, in bytes. Real ones have about 700 and, signed, 2,000.
+const DISCOVERY_REPLY_BYTES_MAX: usize = 8 << 10;
+
+/// Late replies read for one discovery; each is decoded on the reader thread.
+const LATE_REPLIES_MAX: u32 = 100_000;
+
+/// The agent that answers, and the one a node must have to be asked.
+const AGENT: &str = "discovery";
+const FILTER_AGENT: &str = "choria_provision";
+
+/// `ping` in base64. RPC bodies go as they are, but nodes take a body that is base64 for encoded, which `ping` is.
+const PING: &str = "cGluZw==";
+
+/// What a discovery saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Found {
+    /// Replies with a usable identity; a node that answers twice counts twice.
+    pub replies: u64,
+    /// Replies with an identity that can't be one.
+    pub invalid: u64,
+}
+
+/// Why a discovery found nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiscoveryError {
+    /// The request could not be sent.
+    Send(SendError),
+    /// The process is aborting.
+    Aborted,
+}
+
+impl fmt::Display for DiscoveryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiscoveryError::Send(_) => f.write_str("could not ask for nodes"),
+            DiscoveryError::Aborted => f.write_str("the process is aborting"),
+        }
+    }
+}
+
+impl std::error::Error for DiscoveryError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            DiscoveryError::Send(source) => Some(source),
+            DiscoveryError::Aborted => None,
+        }
+    }
+}
+
+/// Asks all nodes to report, and gives every identity that does to `found`, more than once if it answers more than once.
+///
+/// `window` is how long to wait for the first reply. Bad identities are counted in the metrics as well.
+///
+/// # Errors
+///
+/// [`DiscoveryError`].
+pub fn discover(
+    rpc: &Arc<Rpc>,
+    window: Duration,
+    abort: &Receiver<Never>,
+    found: &mut dyn FnMut(Identity),
+) -> Result<Found, DiscoveryError> {
+    let (burst, replies) = Burst::new();
+    let registration = rpc.register(Sink::Discovery(burst.clone()));
+    // The one before ends here: from now on its nodes answer this one.
+    *rpc.last_discovery.lock() = None;
+    let started = Instant::now();
+    rpc.publish(&subject::discovery(), AGENT, FILTER_AGENT, PING, &registration)
+        .map_err(DiscoveryError::Send)?;
+
+    let mut search = Search { rpc, id: registration.id(), seen: Found::default(), found };
+    let end = started + DISCOVERY_MAX;
+    let mut quiet = end.min(started + window);
+    loop {
+        select_biased! {
+            recv(abort) -> _ => return Err(DiscoveryError::Aborted),
+            recv(replies) -> reply => {
+                let Ok(reply) = reply else { break };
+                burst.taken(&reply);
+                if search.read(&reply.payload) {
+                    quiet = end.min(reply.at + QUIET);
+                }
+                // What is in the channel was in time; what comes now may be late, however busy we are.
+                if reply.at >= end {
+                    break;
+                }
+            }
+            recv(at(quiet)) -> _ => break,
+        }
+    }
+    registration.listen_for_late_finds(rpc.codec.clone());
+    for reply in replies.try_iter() {
+        search.read(&reply.payload);
+    }
+    let seen = search.seen;
+    *rpc.last_discovery.lock() = Some(registration);
+    Ok(seen)
+}
+
+struct Search<'a> {
+    rpc: &'a Rpc,
+    id: RequestId,
+    seen: Found,
+    found: &'a mut dyn FnMut(Identity),
+}
+
+impl Search<'_> {
+    /// Whether it was a reply to this discovery, usable or not.
+    fn read(&mut self, payload: &[u8]) -> bool {
+        match self.rpc.shared.read_find(&self.rpc.codec, self.id, payload) {
+            Ok(Some(identity)) => {
+                self.seen.replies += 1;
+                (self.found)(identity);
+                true
+            }
+            Ok(None) => {
+                self.seen.invalid += 1;
+                true
+            }
+            Err(kind) => {
+                self.rpc.shared.count(kind);
+                false
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The identity in a discovery reply, or none if it can't be one.
+    fn read_find(
+        &self,
+        codec: &Codec,
+        id: RequestId,
+        payload: &[u8],
+    ) -> Result<Option<Identity>, Unexpected> {
+        let reply = codec.decode_reply(payload).map_err(|error| Unexpected::from(&error))?;
+        if reply.request_id != id {
+            return Err(Unexpected::OtherRequest);
+        }
+        let identity = Identity::parse(&reply.sender).ok();
+        if identity.is_none() {
+            self.metrics.invalid_identities.inc();
+        }
+        Ok(identity)
+    }
+
+    /// Runs on the reader thread.
+    pub(super) fn deliver_late_find(
+        &self,
+        id: RequestId,
+        entry: &Entry,
+        codec: &Codec,
+        payload: &[u8],
+    ) {
+        let before = entry.answers.fetch_add(1, Ordering::Relaxed);
+        if before >= LATE_REPLIES_MAX || payload.len() > DISCOVERY_REPLY_BYTES_MAX {
+            return self.count(Unexpected::Overflow);
+        }
+        match self.read_find(codec, id, payload) {
+            Ok(Some(identity)) => {
+                if self.late_finds.try_send(identity).is_err() {
+                    self.count(Unexpected::Overflow);
+                }
+            }
+            Ok(None) => {}
+            Err(kind) => self.count(kind),
+        }
+    }
+}
+
+impl Registration {
+    fn listen_for_late_finds(&self, codec: Codec) {
+        *self.entry.sink.lock() = Sink::LateFinds(codec);
+    }
+}
+
+/// Replies that the reader thread has taken and the discoverer has not read: many, within a moment.
+pub(super) struct Burst {
+    replies: Channel<BurstReply>,
+    waiting: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+struct BurstReply {
+    at: Instant,
+    payload: Vec<u8>,
+}
+
+impl Burst {
+    /// The channel is unbounded in itself, since a bounded one would take the memory for the largest fleet at once.
+    fn new() -> (Arc<Burst>, Receiver<BurstReply>) {
+        let (sender, receiver) = unbounded();
+        let waiting = AtomicUsize::new(0);
+        let bytes = AtomicUsize::new(0);
+        (Arc::new(Burst { replies: sender, waiting, bytes }), receiver)
+    }
+
+    /// Whether there was room. Only the reader thread pushes, so that the bounds hold without a lock.
+    pub(super) fn push(&self, payload: Vec<u8>) -> bool {
+        let size = payload.len();
+        let fits = size <= DISCOVERY_REPLY_BYTES_MAX
+            && self.waiting.load(Ordering::Relaxed) < BURST_REPLIES_MAX
+            && self.bytes.load(Ordering::Relaxed) + size <= BURST_BYTES_MAX;
+        if !fits {
+            return false;
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(size, Ordering::Relaxed);
+        self.replies.send(BurstReply { at: Instant::now(), payload }).is_ok()
+    }
+
+    fn taken(&self, reply: &BurstReply) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(reply.payload.len(), Ordering::Relaxed);
+    }
+}
