@@ -9,6 +9,7 @@ pub mod jwt;
 pub mod logging;
 pub mod metrics;
 pub mod node;
+pub mod ops;
 pub mod pki;
 pub mod protocol;
 pub mod rpc;

@@ -1,0 +1,989 @@
+//! `/metrics`, `/livez` and `/readyz` on the monitor port, behind a front door with bounds.
+//!
+//! Anyone can reach this port, so nothing may depend on the good will of a client. One thread serves all connections
+//! without ever blocking on one: a complete head within five seconds and 8 KiB, GET and HEAD only, the
+//! answer taken within ten seconds, then the connection is closed. At most 32 are open; more are
+//! turned away and counted, and so is everybody when file descriptors run out.
+//!
+//! `tiny_http` reads requests and writes responses here, over memory. Its own listener is not used: it has no bounds,
+//! and ends the process when file descriptors run out.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use tiny_http::{HTTPVersion, Header, Method, Response, StatusCode};
+
+use crate::metrics::{self, Metrics};
+
+/// Whether we do our work, and all reasons if not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Readiness {
+    /// We may act, or stand by on purpose.
+    pub ready: bool,
+    /// What keeps us from acting, one line each; a reason may be given though we are ready.
+    pub reasons: Vec<String>,
+}
+
+/// Asked for every request to `/readyz`, on the thread that serves all of them: it must be quick and must not block.
+pub type ReadinessCheck = Arc<dyn Fn() -> Readiness + Send + Sync>;
+
+/// The monitor port, bound and not served yet.
+#[derive(Debug)]
+pub struct Monitor {
+    listener: TcpListener,
+    stop: OwnedFd,
+    address: SocketAddr,
+}
+
+impl Monitor {
+    /// Binds `port` of `address`; port 0 takes a free one.
+    ///
+    /// On a machine without IPv6 the unspecified IPv6 address means all of IPv4.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`], which names address and port.
+    pub fn bind(address: IpAddr, port: u16) -> Result<Monitor, BindError> {
+        let wanted = SocketAddr::new(address, port);
+        let bind = || {
+            let listener = match TcpListener::bind(wanted) {
+                Err(error) if address.is_unspecified() && is_without_ipv6(&error) => {
+                    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
+                }
+                bound => bound,
+            }?;
+            listener.set_nonblocking(true)?;
+            let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+            let address = listener.local_addr()?;
+            Ok(Monitor { listener, stop, address })
+        };
+        bind().map_err(|source| BindError { address: wanted, source })
+    }
+
+    /// The address in use.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves requests on a thread of its own until [`Running::stop`].
+    ///
+    /// # Errors
+    ///
+    /// Only if the thread can't be started.
+    pub fn serve(self, metrics: Arc<Metrics>, readiness: ReadinessCheck) -> io::Result<Running> {
+        self.serve_within(PATIENCE, metrics, readiness)
+    }
+
+    fn serve_within(
+        self,
+        patience: Patience,
+        metrics: Arc<Metrics>,
+        readiness: ReadinessCheck,
+    ) -> io::Result<Running> {
+        let stop = self.stop.try_clone()?;
+        let door = Door {
+            listener: self.listener,
+            stop: self.stop,
+            spare: spare(),
+            closed_until: None,
+            guests: Vec::new(),
+            patience,
+            pages: Pages { metrics, readiness },
+        };
+        let thread = thread::Builder::new()
+            .name("monitor".to_owned())
+            .stack_size(STACK)
+            .spawn(move || door.run())?;
+        Ok(Running { stop, thread: Some(thread), address: self.address })
+    }
+}
+
+/// Why the monitor port can't be used.
+#[derive(Debug)]
+pub struct BindError {
+    address: SocketAddr,
+    source: io::Error,
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot listen on monitor port {}", self.address)
+    }
+}
+
+impl std::error::Error for BindError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+fn is_without_ipv6(error: &io::Error) -> bool {
+    is_any(error, &[Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL])
+}
+
+fn is_any(error: &io::Error, kinds: &[Errno]) -> bool {
+    error.raw_os_error().is_some_and(|code| kinds.contains(&Errno::from_raw_os_error(code)))
+}
+
+/// The monitor port being served; it is stopped when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    address: SocketAddr,
+}
+
+impl Running {
+    /// The address in use.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes all connections and ends the thread.
+    pub fn stop(self) {
+        // `drop` does it.
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A counter that is only ever raised by one can't be full.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has ended the process already, or is a test's own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread: waits for all sockets at once and does what each of them allows.
+struct Door {
+    listener: TcpListener,
+    stop: OwnedFd,
+    /// A file descriptor to give up when there are no others, so that a connection can be accepted and closed:
+    /// otherwise it would wait in the kernel, and wake us without end.
+    spare: Option<File>,
+    /// No connection is accepted before.
+    closed_until: Option<Instant>,
+    guests: Vec<Guest>,
+    patience: Patience,
+    pages: Pages,
+}
+
+impl Door {
+    fn run(mut self) {
+        loop {
+            let woken = self.wait();
+            if woken.stop {
+                return;
+            }
+            let now = Instant::now();
+            let mut place = 0;
+            self.guests.retain_mut(|guest| {
+                let is_woken = woken.guests.get(place).copied().unwrap_or(false);
+                place += 1;
+                if is_woken {
+                    guest.step(now, self.patience, &self.pages);
+                }
+                guest.is_within_time(now, &self.pages)
+            });
+            if woken.listener {
+                self.accept(now);
+            }
+        }
+    }
+
+    fn wait(&self) -> Woken {
+        let now = Instant::now();
+        let opens = self.closed_until.filter(|&until| until > now);
+        let mut fds = Vec::with_capacity(2 + self.guests.len());
+        fds.push(PollFd::new(&self.stop, PollFlags::IN));
+        let listens = if opens.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        fds.push(PollFd::new(&self.listener, listens));
+        fds.extend(self.guests.iter().map(|guest| PollFd::new(&guest.stream, guest.interest())));
+        let next = self.guests.iter().map(|guest| guest.deadline).chain(opens).min();
+        let time = next
+            .map(|at| at.saturating_duration_since(now))
+            // A time that does not fit is longer than any of ours.
+            .and_then(|time| Timespec::try_from(time).ok());
+        if rustix::event::poll(&mut fds, time.as_ref()).is_err() {
+            // An interruption: nothing is known of any socket, so the deadlines are looked at and all is asked again.
+            return Woken { stop: false, listener: false, guests: Vec::new() };
+        }
+        let is_woken = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        Woken {
+            stop: is_woken(&fds[0]),
+            listener: is_woken(&fds[1]),
+            guests: fds[2..].iter().map(is_woken).collect(),
+        }
+    }
+
+    /// Lets in those who wait at the door, a bounded number of them before the guests are looked after again.
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_MAX {
+            let accepted = match self.listener.accept() {
+                Ok((stream, _)) => {
+                    self.admit(stream, now);
+                    Ok(())
+                }
+                Err(error) if is_any(&error, &[Errno::MFILE, Errno::NFILE]) => {
+                    self.turn_away_on_spare()
+                }
+                Err(error) => Err(error),
+            };
+            match accepted {
+                Ok(()) => {}
+                Err(error) if is_any(&error, &[Errno::AGAIN]) => return,
+                // The client is gone already, or a signal came in between.
+                Err(error) if is_any(&error, &[Errno::CONNABORTED, Errno::INTR, Errno::PROTO]) => {}
+                Err(error) => {
+                    log::warn!(component = "monitor"; "Cannot accept connections to the monitor port: {error}");
+                    // The reason is still there at once, and would wake us without end.
+                    self.closed_until = Some(now + CLOSED_TIME);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, now: Instant) {
+        if let Err(error) = stream.set_nonblocking(true) {
+            log::debug!(component = "monitor"; "Cannot use a connection: {error}");
+            return;
+        }
+        if self.guests.len() >= CONNECTIONS_MAX {
+            self.pages.refuse(Refusal::Connections);
+            // Whatever the socket takes at once; a client that floods us is owed no more.
+            let _ = (&stream).write(&Refusal::Connections.response(false));
+            let _ = stream.shutdown(Shutdown::Write);
+            return;
+        }
+        self.guests.push(Guest {
+            stream,
+            state: State::Reading(Vec::new()),
+            deadline: now + self.patience.head,
+        });
+    }
+
+    /// Accepts one connection on the spare descriptor and turns it away.
+    fn turn_away_on_spare(&mut self) -> io::Result<()> {
+        drop(self.spare.take());
+        // Without a descriptor Linux doesn't even look whether somebody waits: it may be nobody.
+        let accepted = self.listener.accept();
+        if accepted.is_ok() {
+            self.pages.refuse(Refusal::Descriptors);
+        }
+        let result = accepted.map(drop);
+        self.spare = spare();
+        result
+    }
+}
+
+/// What a wait found out.
+struct Woken {
+    stop: bool,
+    listener: bool,
+    guests: Vec<bool>,
+}
+
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// One connection.
+struct Guest {
+    stream: TcpStream,
+    state: State,
+    deadline: Instant,
+}
+
+enum State {
+    /// Collects the head of the request.
+    Reading(Vec<u8>),
+    /// Sends the answer.
+    Writing { answer: Vec<u8>, written: usize },
+    /// Answered; reads and forgets until the client closes, since closing on unread data would take the answer back.
+    Leaving { left: usize },
+    /// To be closed.
+    Gone,
+}
+
+impl Guest {
+    fn interest(&self) -> PollFlags {
+        match self.state {
+            State::Writing { .. } => PollFlags::OUT,
+            State::Reading(_) | State::Leaving { .. } | State::Gone => PollFlags::IN,
+        }
+    }
+
+    /// Does what the socket allows without blocking.
+    fn step(&mut self, now: Instant, patience: Patience, pages: &Pages) {
+        if let State::Reading(head) = &mut self.state {
+            match read_head(&mut self.stream, head) {
+                Progress::Blocked => {}
+                Progress::Lost => self.state = State::Gone,
+                Progress::Done(request) => {
+                    self.answer(pages.answer(&request), now + patience.answer)
+                }
+                Progress::Refused(refusal, head_only) => {
+                    pages.refuse(refusal);
+                    self.answer(refusal.response(head_only), now + patience.answer);
+                }
+            }
+        }
+        if let State::Writing { answer, written } = &mut self.state {
+            match write_some(&mut self.stream, answer, written) {
+                Progress::Done(()) => {
+                    self.state = match self.stream.shutdown(Shutdown::Write) {
+                        Ok(()) => State::Leaving { left: LEAVING_MAX },
+                        Err(_) => State::Gone,
+                    };
+                    self.deadline = now + patience.leaving;
+                }
+                Progress::Blocked => {}
+                Progress::Lost | Progress::Refused(..) => self.state = State::Gone,
+            }
+        }
+        if let State::Leaving { left } = &mut self.state {
+            if !forget_some(&mut self.stream, left) {
+                self.state = State::Gone;
+            }
+        }
+    }
+
+    fn answer(&mut self, answer: Vec<u8>, deadline: Instant) {
+        self.state = State::Writing { answer, written: 0 };
+        self.deadline = deadline;
+    }
+
+    /// Whether the connection stays open; counts those that took too long.
+    fn is_within_time(&mut self, now: Instant, pages: &Pages) -> bool {
+        match &self.state {
+            State::Gone => return false,
+            _ if now < self.deadline => return true,
+            State::Reading(head) => {
+                pages.refuse(Refusal::Slow);
+                if !head.is_empty() {
+                    // As for one connection too many: what the socket takes at once.
+                    let _ = self.stream.write(&Refusal::Slow.response(false));
+                    let _ = self.stream.shutdown(Shutdown::Write);
+                }
+            }
+            State::Writing { .. } => pages.refuse(Refusal::Unread),
+            State::Leaving { .. } => {}
+        }
+        false
+    }
+}
+
+/// How far a step came.
+enum Progress<T> {
+    /// The socket has no more to give, or takes no more, for now.
+    Blocked,
+    Done(T),
+    Refused(Refusal, bool),
+    /// The client is gone.
+    Lost,
+}
+
+fn read_head(stream: &mut TcpStream, head: &mut Vec<u8>) -> Progress<Request> {
+    let mut chunk = [0; CHUNK];
+    loop {
+        let length = match stream.read(&mut chunk) {
+            Ok(0) => return Progress::Lost,
+            Ok(length) => length,
+            Err(error) => return after(&error),
+        };
+        // Its last bytes may be the beginning of what ends the head.
+        let searched = head.len().saturating_sub(3);
+        head.extend_from_slice(&chunk[..length]);
+        // What no method begins with, such as TLS, is not worth waiting for.
+        if !head[0].is_ascii_uppercase() {
+            return Progress::Refused(Refusal::Malformed, false);
+        }
+        if let Some(end) = end_of_head(head, searched) {
+            return match Request::parse(&head[..end]) {
+                _ if end > HEAD_MAX => Progress::Refused(Refusal::Head, false),
+                Ok(request) => Progress::Done(request),
+                Err(refusal) => Progress::Refused(refusal, head.starts_with(b"HEAD ")),
+            };
+        }
+        if head.len() > HEAD_MAX {
+            return Progress::Refused(Refusal::Head, false);
+        }
+    }
+}
+
+fn write_some(stream: &mut TcpStream, answer: &[u8], written: &mut usize) -> Progress<()> {
+    while *written < answer.len() {
+        match stream.write(&answer[*written..]) {
+            Ok(0) => return Progress::Lost,
+            Ok(length) => *written += length,
+            Err(error) => return after(&error),
+        }
+    }
+    Progress::Done(())
+}
+
+/// Reads and drops what the client still sends; false when the connection can be closed.
+fn forget_some(stream: &mut TcpStream, left: &mut usize) -> bool {
+    let mut chunk = [0; CHUNK];
+    while *left > 0 {
+        match stream.read(&mut chunk) {
+            Ok(0) => return false,
+            Ok(length) => *left = left.saturating_sub(length),
+            Err(error) => return matches!(after::<()>(&error), Progress::Blocked),
+        }
+    }
+    false
+}
+
+fn after<T>(error: &io::Error) -> Progress<T> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Progress::Blocked,
+        _ => Progress::Lost,
+    }
+}
+
+/// Where the head ends, looked for from `from` on: an empty line. Bare line feeds are taken as line ends, too.
+fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
+    (from..bytes.len()).find_map(|at| match &bytes[at..] {
+        [b'\n', b'\n', ..] => Some(at + 2),
+        [b'\n', b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
+}
+
+/// A request we answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Request {
+    method: Method,
+    path: String,
+}
+
+impl Request {
+    /// Reads a complete head.
+    fn parse(head: &[u8]) -> Result<Request, Refusal> {
+        let head = std::str::from_utf8(head).map_err(|_| Refusal::Malformed)?;
+        let mut lines = head.lines();
+        let mut words = lines.next().unwrap_or_default().split(' ');
+        let (Some(method), Some(target), Some(version), None) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            return Err(Refusal::Malformed);
+        };
+        for line in lines.take_while(|line| !line.is_empty()) {
+            Header::from_str(line).map_err(|()| Refusal::Malformed)?;
+        }
+        if !matches!(version, "HTTP/1.0" | "HTTP/1.1") || !target.starts_with('/') {
+            return Err(Refusal::Malformed);
+        }
+        let method = match Method::from_str(method) {
+            Ok(method @ (Method::Get | Method::Head)) => method,
+            _ => return Err(Refusal::Method),
+        };
+        let path = target.split('?').next().unwrap_or_default().to_owned();
+        Ok(Request { method, path })
+    }
+}
+
+/// Why a connection or request was turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    Connections,
+    Descriptors,
+    Slow,
+    Head,
+    Malformed,
+    Method,
+    Unread,
+}
+
+impl Refusal {
+    /// The label `reason` of the metric.
+    fn label(self) -> &'static str {
+        match self {
+            Refusal::Connections => "connections",
+            Refusal::Descriptors => "descriptors",
+            Refusal::Slow => "slow",
+            Refusal::Head => "head",
+            Refusal::Malformed => "malformed",
+            Refusal::Method => "method",
+            Refusal::Unread => "unread",
+        }
+    }
+
+    /// What the client is told, if it can be told anything.
+    fn response(self, head_only: bool) -> Vec<u8> {
+        let (status, text) = match self {
+            Refusal::Connections | Refusal::Descriptors => (503, "too many connections\n"),
+            Refusal::Slow | Refusal::Unread => (408, "too slow\n"),
+            Refusal::Head => (431, "request head too large\n"),
+            Refusal::Malformed => (400, "bad request\n"),
+            Refusal::Method => (405, "method not allowed\n"),
+        };
+        response(status, PLAIN, text, head_only)
+    }
+}
+
+/// What is served.
+struct Pages {
+    metrics: Arc<Metrics>,
+    readiness: ReadinessCheck,
+}
+
+impl Pages {
+    fn answer(&self, request: &Request) -> Vec<u8> {
+        let head_only = request.method == Method::Head;
+        match request.path.as_str() {
+            "/metrics" => response(200, metrics::CONTENT_TYPE, &self.metrics.render(), head_only),
+            "/livez" => response(200, PLAIN, "alive\n", head_only),
+            "/readyz" => {
+                let Readiness { ready, reasons } = (self.readiness)();
+                let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
+                for reason in reasons {
+                    text.push_str(&reason);
+                    text.push('\n');
+                }
+                response(if ready { 200 } else { 503 }, PLAIN, &text, head_only)
+            }
+            _ => response(404, PLAIN, "404 page not found\n", head_only),
+        }
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        self.metrics.monitor_refused.with_label_values(&[refusal.label()]).inc();
+    }
+}
+
+/// A whole response, after which the connection is closed.
+fn response(status: u16, content_type: &str, body: &str, head_only: bool) -> Vec<u8> {
+    let headers =
+        [("Content-Type", content_type), ("Server", "choria-provisioner"), ("Allow", "GET, HEAD")];
+    let headers = headers
+        .into_iter()
+        .filter(|&(name, _)| name != "Allow" || status == 405)
+        .filter_map(|(name, value)| Header::from_bytes(name, value).ok())
+        .collect();
+    let mut bytes = Vec::with_capacity(body.len() + 256);
+    let response =
+        Response::new(StatusCode(status), headers, body.as_bytes(), Some(body.len()), None)
+            .with_chunked_threshold(usize::MAX);
+    if let Err(error) = response.raw_print(&mut bytes, HTTPVersion(1, 1), &[], head_only, None) {
+        // Writing to memory can't fail; an empty answer is at least closed.
+        log::error!(component = "monitor"; "Cannot write a response: {error}");
+        return Vec::new();
+    }
+    // The crate keeps this header for itself, and would only write it for a connection of its own.
+    if let Some(end) = bytes.iter().position(|&b| b == b'\n') {
+        bytes.splice(end + 1..end + 1, *b"Connection: close\r\n");
+    }
+    bytes
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// Connections open at a time: Prometheus, its understudy, probes, and a few people with curl.
+const CONNECTIONS_MAX: usize = 32;
+
+/// Connections accepted before the others get their turn.
+const ACCEPTS_MAX: usize = 64;
+
+/// Longest head of a request, in bytes.
+const HEAD_MAX: usize = 8 * 1024;
+
+/// Bytes a client may still send after its answer.
+const LEAVING_MAX: usize = 64 * 1024;
+
+/// How long no connection is accepted after the system could not give us one.
+const CLOSED_TIME: Duration = Duration::from_millis(250);
+
+/// How long a client may take.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// To send the head of its request.
+    head: Duration,
+    /// To take its answer.
+    answer: Duration,
+    /// To close after its answer.
+    leaving: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    head: Duration::from_secs(5),
+    answer: Duration::from_secs(10),
+    leaving: Duration::from_secs(1),
+};
+
+/// One read from a socket.
+const CHUNK: usize = 4 * 1024;
+
+/// Stack of the thread, in bytes: rendering needs a few KiB.
+const STACK: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_get_and_head_on_three_paths() {
+        let site = Site::start();
+        let metrics = site.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert_eq!(metrics.status, "HTTP/1.1 200 OK");
+        assert_eq!(
+            metrics.header("Content-Type"),
+            Some("text/plain; version=0.0.4; charset=utf-8")
+        );
+        assert_eq!(metrics.header("Connection"), Some("close"));
+        assert_eq!(metrics.header("Content-Length"), Some(&*metrics.body.len().to_string()));
+        assert!(metrics.body.contains("choria_provisioner_paused{site=\"lon\"} 0\n"));
+        assert!(metrics.body.ends_with('\n'));
+
+        site.answers("GET /metrics?debug=1 HTTP/1.1\r\n\r\n", 200, None);
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        site.answers("GET /livez HTTP/1.0\r\n\r\n", 200, Some("alive\n"));
+        site.answers("GET /livez HTTP/1.0\n\n", 200, Some("alive\n"));
+        site.answers("HEAD /livez HTTP/1.1\r\n\r\n", 200, Some(""));
+        site.answers("HEAD /metrics HTTP/1.1\r\n\r\n", 200, Some(""));
+        for path in
+            ["/", "/metrics/", "/metricsx", "/METRICS", "//metrics", "/%6detrics", "/../metrics"]
+        {
+            let request = format!("GET {path} HTTP/1.1\r\n\r\n");
+            site.answers(&request, 404, Some("404 page not found\n"));
+        }
+        site.answers("HEAD /nowhere HTTP/1.1\r\n\r\n", 404, Some(""));
+        assert_eq!(site.refused(), "");
+    }
+
+    #[test]
+    fn a_head_answer_tells_the_length_of_the_body_it_leaves_out() {
+        let site = Site::start();
+        let answer = site.ask("HEAD /livez HTTP/1.1\r\n\r\n");
+        assert_eq!((answer.header("Content-Length"), answer.body.as_str()), (Some("6"), ""));
+    }
+
+    #[test]
+    fn readiness_lists_every_reason() {
+        let site = Site::start();
+        site.answers("GET /readyz HTTP/1.1\r\n\r\n", 200, Some("ready\n"));
+        site.set(true, &["standing by: another instance leads"]);
+        let standby = "ready\nstanding by: another instance leads\n";
+        site.answers("GET /readyz HTTP/1.1\r\n\r\n", 200, Some(standby));
+        site.set(false, &["not connected to a broker", "paused by an operator"]);
+        let reasons = "not ready\nnot connected to a broker\npaused by an operator\n";
+        site.answers("GET /readyz HTTP/1.1\r\n\r\n", 503, Some(reasons));
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn refuses_what_is_no_request_for_reading() {
+        let site = Site::start();
+        for method in
+            ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "TRACE", "PATCH", "GETX", "get"]
+        {
+            let request = format!("{method} /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc");
+            let expected = if method == "get" { 400 } else { 405 };
+            site.answers(&request, expected, None);
+        }
+        let answer = site.ask("POST /metrics HTTP/1.1\r\n\r\n");
+        assert_eq!(answer.header("Allow"), Some("GET, HEAD"));
+        for malformed in [
+            "GET /metrics\r\n\r\n",
+            "GET  /metrics HTTP/1.1\r\n\r\n",
+            "GET /metrics HTTP/1.1 x\r\n\r\n",
+            "GET /metrics HTTP/2.0\r\n\r\n",
+            "GET /metrics HTTP/0.9\r\n\r\n",
+            "GET metrics HTTP/1.1\r\n\r\n",
+            "GET http://x/metrics HTTP/1.1\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\nno colon\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\nA B: c\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\nA: \u{e9}\r\n\r\n",
+            "GET\r\n\r\n",
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "\r\n\r\n",
+            "\0\0\0\0",
+            "\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\u{1}\u{fc}\u{3}\u{3}",
+            "{}",
+        ] {
+            site.answers(malformed, 400, None);
+        }
+        assert_eq!(site.refused(), "malformed=17 method=9");
+        // And nothing of that keeps the next one from being served.
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn refuses_a_head_of_more_than_eight_kib() {
+        let site = Site::start();
+        let padded = |length: usize| {
+            let (start, end) = ("GET /livez HTTP/1.1\r\nA: ", "\r\n\r\n");
+            format!("{start}{}{end}", "x".repeat(length - start.len() - end.len()))
+        };
+        site.answers(&padded(HEAD_MAX), 200, Some("alive\n"));
+        site.answers(&padded(HEAD_MAX + 1), 431, None);
+        // One that never ends is told before it has ended, and what it still sends is not held against it.
+        site.answers(&"A".repeat(3 * HEAD_MAX), 431, None);
+        site.answers(&format!("GET {}", "/".repeat(LEAVING_MAX)), 431, None);
+        assert_eq!(site.refused(), "head=3");
+    }
+
+    #[test]
+    fn a_slow_client_blocks_nobody_and_is_served_in_the_end() {
+        let site = Site::start();
+        let mut slow = site.connect();
+        for byte in b"GET /livez HTTP/1.1\r\nHost: x\r\n\r" {
+            slow.write_all(&[*byte]).unwrap();
+            site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        }
+        slow.write_all(b"\n").unwrap();
+        assert_eq!(Answer::read(&mut slow).body, "alive\n");
+        assert_eq!(site.refused(), "");
+    }
+
+    #[test]
+    fn a_head_that_takes_too_long_is_refused_however_it_drips() {
+        let site = Site::within(Patience { head: Duration::from_millis(200), ..PATIENCE });
+        let mut silent = site.connect();
+        let mut half = site.connect();
+        half.write_all(b"GET /livez HTTP/1.1\r\n").unwrap();
+        let mut dripping = site.connect();
+        dripping.write_all(b"GET /").unwrap();
+        // Another request after each byte, so that bytes don't come fast enough to fill a head.
+        while dripping.write_all(b"A").is_ok() {
+            site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        }
+        assert_eq!(Answer::read(&mut half).status, "HTTP/1.1 408 Request Timeout");
+        let mut nothing = Vec::new();
+        assert_eq!(silent.read_to_end(&mut nothing).unwrap(), 0);
+        assert_eq!(site.refused(), "slow=3");
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_blocks_nobody_and_is_cut_off() {
+        let site = Site::within(Patience { answer: Duration::from_millis(300), ..PATIENCE });
+        // More than the sockets between us hold.
+        site.set(true, &[&"x".repeat(30 << 20)]);
+        let mut idle = site.connect();
+        idle.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
+        // Wait for the first bytes: the answer has begun.
+        assert_eq!(idle.peek(&mut [0]).unwrap(), 1);
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        site.wait_for("unread=1");
+        let mut received = Vec::new();
+        let end = idle.read_to_end(&mut received);
+        assert!(end.is_err() || received.len() < 30 << 20, "all of it came");
+    }
+
+    #[test]
+    fn a_large_answer_arrives_whole() {
+        let site = Site::start();
+        let reason = "x".repeat(30 << 20);
+        site.set(true, &[&reason]);
+        let answer = site.ask("GET /readyz HTTP/1.1\r\n\r\n");
+        assert_eq!(answer.body.len(), "ready\n\n".len() + reason.len());
+    }
+
+    #[test]
+    fn more_than_32_connections_are_turned_away() {
+        let site = Site::start();
+        let mut open: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| site.connect()).collect();
+        let turned_away = Answer::read(&mut site.connect());
+        assert_eq!(turned_away.status, "HTTP/1.1 503 Service Unavailable");
+        assert_eq!(site.refused(), "connections=1");
+        // The others are as good as before.
+        for stream in &mut open {
+            stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
+            assert_eq!(Answer::read(stream).body, "alive\n");
+        }
+        drop(open);
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn of_200_connections_at_once_each_is_served_or_turned_away() {
+        let site = Arc::new(Site::start());
+        let clients: Vec<_> = (0..200)
+            .map(|_| {
+                let site = Arc::clone(&site);
+                thread::Builder::new()
+                    .stack_size(STACK)
+                    .spawn(move || {
+                        let mut stream = site.connect();
+                        let mut text = String::new();
+                        // One that is turned away may find its connection reset.
+                        let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n");
+                        let _ = stream.read_to_string(&mut text);
+                        text.starts_with("HTTP/1.1 200 OK") && text.ends_with("alive\n")
+                    })
+                    .unwrap()
+            })
+            .collect();
+        let served =
+            clients.into_iter().filter_map(|client| client.join().ok()).filter(|&ok| ok).count();
+        let refused = site.metrics.monitor_refused.with_label_values(&["connections"]).get();
+        assert_eq!(served as u64 + refused, 200);
+        assert!(served >= CONNECTIONS_MAX, "only {served} were served");
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn only_the_first_of_several_requests_is_answered() {
+        let site = Site::start();
+        let request = "GET /livez HTTP/1.1\r\n\r\n".repeat(20);
+        let answer = site.ask(&request);
+        assert_eq!((answer.status.as_str(), answer.body.as_str()), ("HTTP/1.1 200 OK", "alive\n"));
+    }
+
+    #[test]
+    fn a_client_that_shuts_its_side_after_the_request_is_answered() {
+        let site = Site::start();
+        let mut stream = site.connect();
+        stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(Answer::read(&mut stream).body, "alive\n");
+    }
+
+    #[test]
+    fn stopping_closes_the_port_and_every_connection() {
+        let site = Site::start();
+        let mut open = site.connect();
+        let address = site.running.address();
+        site.running.stop();
+        let mut nothing = Vec::new();
+        // Closed, or reset when it was still waiting to be accepted.
+        assert!(matches!(open.read_to_end(&mut nothing), Ok(0) | Err(_)));
+        assert!(TcpStream::connect(address).is_err());
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let site = Site::start();
+        let address = site.running.address();
+        let error = Monitor::bind(address.ip(), address.port()).unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot listen on monitor port {address}"));
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("in use"), "{source}");
+    }
+
+    #[test]
+    fn all_addresses_means_those_of_ipv4_too() {
+        let monitor = Monitor::bind(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 0).unwrap();
+        let port = monitor.address().port();
+        let ready = Arc::new(|| Readiness { ready: true, reasons: Vec::new() });
+        let running = monitor.serve(Metrics::new(""), ready).unwrap();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(Answer::read(&mut stream).body, "alive\n");
+        running.stop();
+    }
+
+    /// A monitor port with its metrics and a readiness that tests set.
+    struct Site {
+        metrics: Arc<Metrics>,
+        readiness: Arc<parking_lot::Mutex<Readiness>>,
+        running: Running,
+    }
+
+    impl Site {
+        fn start() -> Site {
+            Site::within(PATIENCE)
+        }
+
+        fn within(patience: Patience) -> Site {
+            let metrics = Metrics::new("lon");
+            let readiness = Readiness { ready: true, reasons: Vec::new() };
+            let readiness = Arc::new(parking_lot::Mutex::new(readiness));
+            let monitor = Monitor::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+            let check = Arc::clone(&readiness);
+            let check = Arc::new(move || check.lock().clone());
+            let running = monitor.serve_within(patience, Arc::clone(&metrics), check).unwrap();
+            Site { metrics, readiness, running }
+        }
+
+        fn set(&self, ready: bool, reasons: &[&str]) {
+            let reasons = reasons.iter().map(|&reason| reason.to_owned()).collect();
+            *self.readiness.lock() = Readiness { ready, reasons };
+        }
+
+        fn connect(&self) -> TcpStream {
+            let stream = TcpStream::connect(self.running.address()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            stream
+        }
+
+        #[track_caller]
+        fn ask(&self, request: &str) -> Answer {
+            let mut stream = self.connect();
+            stream.write_all(request.as_bytes()).unwrap();
+            Answer::read(&mut stream)
+        }
+
+        #[track_caller]
+        fn answers(&self, request: &str, status: u16, body: Option<&str>) {
+            let answer = self.ask(request);
+            let shown = &request[..request.len().min(80)];
+            let found = answer.status.split(' ').nth(1).unwrap_or_default();
+            assert_eq!(found, status.to_string(), "{shown:?}");
+            if let Some(body) = body {
+                assert_eq!(answer.body, body, "{shown:?}");
+            }
+        }
+
+        /// What was refused, such as `head=1 slow=2`.
+        fn refused(&self) -> String {
+            let text = self.metrics.render();
+            let series = text.lines().filter_map(|line| {
+                let rest =
+                    line.strip_prefix("choria_provisioner_monitor_refused_total{reason=\"")?;
+                let (reason, rest) = rest.split_once('"')?;
+                Some(format!("{reason}={}", rest.split(' ').nth(1)?))
+            });
+            series.collect::<Vec<_>>().join(" ")
+        }
+
+        /// Waits until `refused` was counted: asking is an event for the thread that counts.
+        fn wait_for(&self, refused: &str) {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !self.refused().contains(refused) {
+                assert!(Instant::now() < deadline, "{refused} in {}", self.refused());
+                self.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+            }
+        }
+    }
+
+    /// What a client received until the connection was closed.
+    struct Answer {
+        status: String,
+        headers: Vec<(String, String)>,
+        body: String,
+    }
+
+    impl Answer {
+        #[track_caller]
+        fn read(stream: &mut TcpStream) -> Answer {
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            let (head, body) = text.split_once("\r\n\r\n").unwrap();
+            let mut lines = head.lines();
+            let status = lines.next().unwrap().to_owned();
+            let headers = lines
+                .map(|line| line.split_once(": ").unwrap())
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect();
+            Answer { status, headers, body: body.to_owned() }
+        }
+
+        fn header(&self, name: &str) -> Option<&str> {
+            self.headers.iter().find(|(each, _)| each == name).map(|(_, value)| value.as_str())
+        }
+    }
+}

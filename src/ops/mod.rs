@@ -1,0 +1,3 @@
+//! What operators and their tools look at.
+
+pub mod http;

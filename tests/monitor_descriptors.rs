@@ -1,0 +1,45 @@
+//! The monitor port when file descriptors run out. Alone in its program: the limit is that of the whole process.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::Arc;
+
+use choria_provisioner::metrics::Metrics;
+use choria_provisioner::ops::http::{Monitor, Readiness};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+#[test]
+fn the_monitor_port_survives_the_end_of_file_descriptors() {
+    let metrics = Metrics::new("lon");
+    let monitor = Monitor::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+    let ready = Arc::new(|| Readiness { ready: true, reasons: Vec::new() });
+    let running = monitor.serve(Arc::clone(&metrics), ready).unwrap();
+    let scrape = || {
+        let mut stream = TcpStream::connect(running.address()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+    };
+
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: limit.maximum }).unwrap();
+    let mut files = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        files.push(file);
+    }
+    // One for us to connect with; none is left for the port to accept with.
+    files.pop().unwrap();
+    let refused = metrics.monitor_refused.with_label_values(&["descriptors"]);
+    for number in 1..=100 {
+        let mut stream = TcpStream::connect(running.address()).unwrap();
+        let mut nothing = Vec::new();
+        assert!(matches!(stream.read_to_end(&mut nothing), Ok(0) | Err(_)));
+        assert_eq!(refused.get(), number);
+    }
+
+    drop(files);
+    scrape();
+    running.stop();
+}
