@@ -440,7 +440,9 @@ impl Registry {
                 }
             }
             Outcome::ShutDown => {
-                entry.settle(now + SETTLING, Settled::Configured { late_until: None });
+                // Nothing that was shut down a moment ago has started again yet.
+                let late_until = Some(now + RESTART_SPLAY);
+                entry.settle(now + SETTLING, Settled::Configured { late_until });
             }
             Outcome::UpgradeStuck { .. } => entry.wait(now + self.limits.retry_max),
             Outcome::Deferred => {
@@ -514,7 +516,8 @@ impl Registry {
         swept
     }
 
-    /// Leadership was lost: forgets all but the running nodes, which stop by themselves. The caller empties the queues.
+    /// Leadership was lost, or we drain: forgets all but the running nodes, which end by themselves. The caller empties
+    /// the queues.
     pub fn clear(&mut self) -> usize {
         let before = self.entries.len();
         self.entries.retain(|_, entry| matches!(entry.state, State::Working { .. }));
@@ -1021,6 +1024,7 @@ mod tests {
         check_sighting(upgraded, EVENT, "queued: Queued");
 
         check_sighting(shut_down, DISCOVERY, "known: Settling");
+        check_sighting(shut_down_just_now, EVENT, "known: Settling");
         check_sighting(shut_down, EVENT, "queued: Queued");
 
         check_sighting(failed_once, DISCOVERY, "queued: Queued");
@@ -1185,6 +1189,17 @@ mod tests {
         world.sight(Sighting::Event { id: "fourth" });
         world.finish(Outcome::Failed);
         assert_eq!(world.state(), "Waiting 0");
+    }
+
+    #[test]
+    fn an_excuse_is_not_spent_on_a_failure_that_costs_no_wait() {
+        let mut world = World::new();
+        for id in ["second", "third", "fourth"] {
+            world.work(OPERATOR);
+            world.sight(Sighting::Event { id });
+            world.finish(Outcome::Failed);
+            assert_eq!(world.state(), "Waiting 0");
+        }
     }
 
     #[test]
@@ -1749,6 +1764,12 @@ mod tests {
     }
 
     fn shut_down(world: &mut World) {
+        working(world);
+        world.finish(Outcome::ShutDown);
+        world.pass(5);
+    }
+
+    fn shut_down_just_now(world: &mut World) {
         working(world);
         world.finish(Outcome::ShutDown);
     }
