@@ -6,4 +6,6 @@ pub mod prober;
 pub mod registry;
 pub mod roster;
 pub mod seldom;
+#[cfg(test)]
+mod simulation;
 pub mod worker;
