@@ -58,7 +58,7 @@ const ASKS_AGAIN_MAX: u8 = 3;
 const KNOWN_MAX: usize = 100_000;
 
 /// Bytes kept of a node's last error; the log has all of it.
-const ERROR_BYTES_MAX: usize = 104;
+const ERROR_BYTES_MAX: usize = 88;
 
 /// Names one queue element: a node, and which of its times in the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
