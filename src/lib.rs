@@ -10,6 +10,7 @@ pub mod logging;
 pub mod metrics;
 pub mod node;
 pub mod ops;
+pub mod pidfile;
 pub mod pki;
 pub mod protocol;
 pub mod rpc;
