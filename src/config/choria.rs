@@ -95,8 +95,7 @@ impl ChoriaConfig {
         match read_file(path) {
             Ok(bytes) => draft.take(&bytes, "", surroundings, report),
             Err(error) => {
-                report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
-                report.error(None, format!("cannot be read: {error}"));
+                report.unreadable(&error);
                 return None;
             }
         }
@@ -104,7 +103,7 @@ impl ChoriaConfig {
             let mut plugin_report = Report::new(plugin.display().to_string());
             match bytes {
                 Ok(bytes) => draft.take(&bytes, "plugin.choria.", surroundings, &mut plugin_report),
-                Err(error) => plugin_report.error(None, format!("cannot be read: {error}")),
+                Err(error) => plugin_report.unreadable(&error),
             }
             report.append(plugin_report);
         }
@@ -418,7 +417,7 @@ fn certname(identity: &Identity, surroundings: &Surroundings) -> String {
 }
 
 /// Keys that have an effect here.
-const HONOURED: &[&str] = &[
+pub const HONOURED: &[&str] = &[
     "identity",
     "ttl",
     "discovery_timeout",

@@ -22,11 +22,11 @@ use std::time::Duration;
 use log::LevelFilter;
 use regex::Regex;
 
-pub use crate::config::choria::ChoriaConfig;
+pub use crate::config::choria::{ChoriaConfig, Surroundings};
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
-use crate::config::report::Report;
+use crate::config::report::{Finding, Report};
 use crate::helper::HelperCommand;
 
 /// The provisioner's own settings; every field is named after its key.
@@ -139,6 +139,41 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Everything that is configured, and what may not be meant as it is written.
+#[derive(Debug)]
+pub struct Settings {
+    /// From the YAML file.
+    pub config: Config,
+    /// From Choria's client file.
+    pub choria: ChoriaConfig,
+    /// Worth a line in the log.
+    pub warnings: Vec<Finding>,
+}
+
+/// Reads and checks both files: the YAML at `yaml`, and Choria's at `client`.
+///
+/// # Errors
+///
+/// [`Report`] with all errors of both, not the first only.
+pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<Settings, Report> {
+    let mut report = Report::new(yaml.display().to_string());
+    let config = match read_file(yaml) {
+        Ok(bytes) => Config::parse(&bytes, &mut report),
+        Err(error) => {
+            report.unreadable(&error);
+            None
+        }
+    };
+    let password = config.as_ref().and_then(|config| config.broker_provisioning_password.as_ref());
+    let mut client_report = Report::new(client.display().to_string());
+    let choria = ChoriaConfig::load(client, password, surroundings, &mut client_report);
+    report.append(client_report);
+    match (config, choria) {
+        (Some(config), Some(choria)) => Ok(Settings { config, choria, warnings: report.warnings }),
+        _ => Err(report),
+    }
 }
 
 impl Config {

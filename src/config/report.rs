@@ -1,6 +1,7 @@
 //! What is wrong with a configuration: collected, so that all of it can be shown at once.
 
 use std::fmt;
+use std::io;
 
 /// One error or warning, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,12 @@ impl Report {
     pub fn warn(&mut self, line: impl Into<Option<usize>>, text: impl Into<String>) {
         let finding = self.finding(line.into(), text.into());
         self.warnings.push(finding);
+    }
+
+    /// Adds that the file itself can't be read.
+    pub fn unreadable(&mut self, error: &io::Error) {
+        self.denied |= error.kind() == io::ErrorKind::PermissionDenied;
+        self.error(None, format!("cannot be read: {error}"));
     }
 
     /// Adds what `other` found.

@@ -1,0 +1,148 @@
+//! The example files load as they are, show every setting, and tell the truth about defaults.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use choria_provisioner::config::choria::HONOURED;
+use choria_provisioner::config::file::{Features, File};
+use choria_provisioner::config::report::Report;
+use choria_provisioner::config::{self, Config, Settings, Surroundings};
+
+#[test]
+fn the_examples_load_without_a_word() {
+    let settings =
+        load(&yaml_with_a_helper(&example("choria-provisioner.yaml")), &example("choria.cfg"));
+    assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
+    assert_eq!(settings.config.monitor_port, 9999);
+    assert_eq!(settings.choria.servers[0].to_string(), "nats://localhost:4222");
+}
+
+#[test]
+fn the_examples_show_every_setting() {
+    let yaml = uncommented(&example("choria-provisioner.yaml"));
+    let shown = |key: &str| {
+        yaml.lines().filter(|line| line.trim_start().starts_with(&format!("{key}:"))).count()
+    };
+    for key in File::KEYS.iter().chain(Features::KEYS) {
+        assert_eq!(shown(key), 1, "{key}");
+    }
+    let client = uncommented(&example("choria.cfg"));
+    for key in HONOURED {
+        let count = client.lines().filter(|line| line.starts_with(&format!("{key} ="))).count();
+        assert_eq!(count, 1, "{key}");
+    }
+}
+
+#[test]
+fn the_defaults_shown_are_those_in_force() {
+    let yaml = uncommented(&yaml_with_a_helper(&example("choria-provisioner.yaml")));
+    // What has no default shows an example, which would make a difference.
+    let yaml: String = yaml
+        .lines()
+        .filter(|line| {
+            let of_its_own =
+                ["token:", "jwt_verify_cert:", "broker_provisioning_password:", "monitor_port:"];
+            !of_its_own.iter().any(|key| line.starts_with(key))
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let (shown, warnings) = parse(&yaml);
+    let (in_force, _) = parse("helper: /bin/true\nchoria_insecure: true\n");
+    assert_eq!(format!("{shown:#?}"), format!("{in_force:#?}"));
+    // The two keys that nobody has ever used.
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn the_client_example_shows_the_defaults_in_force() {
+    let yaml = yaml_with_a_helper(&example("choria-provisioner.yaml"));
+    let client = uncommented(&example("choria.cfg"));
+    let client: Vec<_> = client
+        .lines()
+        .filter(|line| !["identity", "plugin.nats."].iter().any(|key| line.starts_with(key)))
+        .collect();
+    let shown = load(&yaml, &client.join("\n"));
+    let in_force = load(&yaml, "plugin.choria.middleware_hosts = localhost:4222\n");
+    assert_eq!(format!("{:#?}", shown.choria), format!("{:#?}", in_force.choria));
+    assert!(shown.warnings.is_empty(), "{:?}", shown.warnings);
+}
+
+#[test]
+fn errors_of_both_files_are_listed_together() {
+    let dir = scratch("both");
+    let (yaml, client) = (dir.join("p.yaml"), dir.join("c.cfg"));
+    fs::write(&yaml, "workers: many\n").unwrap();
+    fs::write(&client, "ttl = 5\n").unwrap();
+    let report = config::load(&yaml, &client, &Surroundings::of_process()).unwrap_err();
+    let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+    for part in [
+        "p.yaml:1: workers",
+        "p.yaml: helper",
+        "c.cfg:1: ttl",
+        "c.cfg: plugin.choria.middleware_hosts",
+    ] {
+        assert!(errors.iter().any(|error| error.contains(part)), "{part}: {errors:#?}");
+    }
+    let report = config::load(&dir.join("no"), &dir, &Surroundings::of_process()).unwrap_err();
+    assert_eq!(report.errors.len(), 2, "{:?}", report.errors);
+    assert!(!report.denied);
+    fs::remove_dir_all(dir).unwrap();
+}
+
+fn example(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("dist").join(name)).unwrap()
+}
+
+/// With every setting in force: those after a `#` without a blank, and the members of their lists.
+fn uncommented(text: &str) -> String {
+    text.lines()
+        .map(|line| {
+            let indent = line.len() - line.trim_start().len();
+            let setting = line[indent..].strip_prefix('#').filter(|rest| {
+                rest.starts_with(|c: char| c.is_ascii_lowercase()) || rest.starts_with("  - ")
+            });
+            match setting {
+                Some(setting) => format!("{}{setting}\n", &line[..indent]),
+                None => format!("{line}\n"),
+            }
+        })
+        .collect()
+}
+
+fn yaml_with_a_helper(yaml: &str) -> String {
+    let helper = "helper: /etc/choria-provisioner/helper\n";
+    assert!(yaml.contains(helper));
+    yaml.replace(helper, "helper: /bin/true\n")
+}
+
+fn parse(yaml: &str) -> (Config, Vec<String>) {
+    let mut report = Report::new("example");
+    let config = Config::parse(yaml.as_bytes(), &mut report);
+    assert!(report.errors.is_empty(), "{:#?}", report.errors);
+    (config.unwrap(), report.warnings.iter().map(ToString::to_string).collect())
+}
+
+#[track_caller]
+fn load(yaml: &str, client: &str) -> Settings {
+    let dir = scratch("load");
+    let (yaml_path, client_path) = (dir.join("p.yaml"), dir.join("c.cfg"));
+    fs::write(&yaml_path, yaml).unwrap();
+    fs::write(&client_path, client).unwrap();
+    let around = Surroundings { host_name: "p.example.net".into(), ..Surroundings::default() };
+    let settings = config::load(&yaml_path, &client_path, &around);
+    fs::remove_dir_all(dir).unwrap();
+    settings.unwrap_or_else(|report| panic!("{:#?}", report.errors))
+}
+
+fn scratch(name: &str) -> PathBuf {
+    // Tests run side by side.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("provisioner-{}-{name}-{count}", process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
