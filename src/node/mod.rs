@@ -1,5 +1,7 @@
 //! Every step for one node, in order, on one screen.
 
+pub mod step;
+
 use std::time::{Duration, Instant};
 
 use crate::gate::Closed;
