@@ -186,7 +186,18 @@ impl VerifyKey {
                 .and_then(|digits| u8::from_str_radix(digits, 16).ok())
                 .ok_or(KeyError::Size)?;
         }
-        let key = VerifyingKey::from_bytes(&bytes).map_err(|_| KeyError::Point)?;
+        VerifyKey::from_ed25519(&bytes)
+    }
+
+    /// Takes the 32 bytes of an Ed25519 public key.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::Point`], if they are no point on the curve.
+    pub fn from_ed25519(
+        bytes: &[u8; ed25519_dalek::PUBLIC_KEY_LENGTH],
+    ) -> Result<VerifyKey, KeyError> {
+        let key = VerifyingKey::from_bytes(bytes).map_err(|_| KeyError::Point)?;
         Ok(VerifyKey::Ed25519(Box::new(key)))
     }
 
