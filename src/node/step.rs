@@ -14,6 +14,7 @@ use crate::jwt::VerifyKey;
 use crate::jwt::provisioning::{self, ProvisioningToken};
 use crate::pki::csr::{self, Csr};
 use crate::protocol::Identity;
+use crate::rpc::actions::GenCsrReply;
 
 /// The setting that keeps a node in provisioning mode, or lets it leave.
 const PROVISION: &str = "plugin.choria.server.provision";
@@ -88,23 +89,12 @@ impl Described {
     /// # Errors
     ///
     /// [`Refusal::Csr`]
-    pub fn with_csr(self, sent: SentCsr, deny: &[Regex]) -> Result<Ready, Refusal> {
+    pub fn with_csr(self, sent: GenCsrReply, deny: &[Regex]) -> Result<Ready, Refusal> {
         let csr =
             Csr::check(sent.csr, self.verified.identity.as_str(), deny).map_err(Refusal::Csr)?;
         let enrollment = CheckedCsr { csr, public_key: sent.public_key, ssldir: sent.ssldir };
         Ok(Ready { described: self, enrollment: Some(enrollment) })
     }
-}
-
-/// What a node answers when asked for a certificate request; nothing of it is checked yet.
-#[derive(Debug, Clone, Default)]
-pub struct SentCsr {
-    /// The request, as PEM.
-    pub csr: String,
-    /// The request's public key, as PEM.
-    pub public_key: String,
-    /// Where the node keeps its certificates.
-    pub ssldir: String,
 }
 
 /// A request that passed the rules, with what came beside it.
@@ -460,10 +450,11 @@ mod tests {
     use regex::Regex;
     use serde_json::Value;
 
-    use super::{Decision, Plan, Ready, SentCsr, Verified};
+    use super::{Decision, Plan, Ready, Verified};
     use crate::helper::Answer;
     use crate::jwt::testing::{self, NOW};
     use crate::protocol::Identity;
+    use crate::rpc::actions::GenCsrReply;
 
     #[test]
     fn keeps_what_the_helper_needs_of_each_step() {
@@ -502,7 +493,7 @@ mod tests {
     #[test]
     fn refuses_a_csr_that_breaks_a_rule() {
         for (csr, deny, expected) in [
-            (SentCsr::default(), None, "no CSR received"),
+            (GenCsrReply { csr: String::new(), ..recorded_csr() }, None, "no CSR received"),
             (
                 recorded_csr(),
                 Some("^n0"),
@@ -633,7 +624,7 @@ mod tests {
         let answer = r#"{"configuration":{"a":"b"},"ssldir":"/helper","certificate":"c","ca":"d",
             "action_policies":{"a.policy":"p"},"opa_policies":{"b.rego":"r"}}"#;
         let csr = |ssldir: &str| {
-            let sent = SentCsr { ssldir: ssldir.to_owned(), ..recorded_csr() };
+            let sent = GenCsrReply { ssldir: ssldir.to_owned(), ..recorded_csr() };
             Verified::unasked(node()).described(String::new()).with_csr(sent, &[]).unwrap()
         };
         assert_eq!(plan(csr("/node"), answer).0.ssldir, "/node");
@@ -668,10 +659,10 @@ mod tests {
         testing::recorded("insecure/provisioning.jwt")
     }
 
-    fn recorded_csr() -> SentCsr {
+    fn recorded_csr() -> GenCsrReply {
         let input: Value =
             serde_json::from_str(&testing::recorded("insecure/helper-input.json")).unwrap();
         let text = |key: &str| input["csr"][key].as_str().unwrap().to_owned();
-        SentCsr { csr: text("csr"), public_key: text("public_key"), ssldir: text("ssldir") }
+        GenCsrReply { csr: text("csr"), public_key: text("public_key"), ssldir: text("ssldir") }
     }
 }
