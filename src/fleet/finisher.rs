@@ -71,12 +71,6 @@ impl Finisher {
             }
             Next::Queued(_) | Next::Settling | Next::Absent | Next::NotCurrent => {}
         }
-        for (step, took) in &done.report.steps {
-            self.metrics
-                .step_duration_seconds
-                .with_label_values(&[*step])
-                .observe(took.as_secs_f64());
-        }
         // While there is a backlog the next sweep is soon enough.
         if self.done.is_empty() {
             self.roster.measure();

@@ -1,5 +1,23 @@
 //! Starts, connects and joins the threads that find and provision nodes.
+//!
+//! | Thread | Waits for | Ends when |
+//! | --- | --- | --- |
+//! | main (here) | links, signals, changes of the gate | all others have ended |
+//! | `signals` (`shutdown`) | signals | `Signals` is dropped |
+//! | `broker-keeper`, one reader for each connection (`transport`) | the socket, timers | the connection is closed, last of all |
+//! | `listener` | startup events | drain |
+//! | `discoverer` | interval, triggers, late finds | drain |
+//! | `prober` | queues, answers, permits, the gate | drain, after its workers |
+//! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
+//! | `finisher` | outcomes, a tick | prober and workers have ended |
+//! | monitor (`ops::http`) | requests | all others have ended |
+//!
+//! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
+//! finish; when the last outcome is written the connection drains and closes. *Abort*, a second signal or
+//! `drain_timeout`, closes the connection at once and ends every wait; a node stops before its next step. A panic
+//! anywhere ends the process: half a daemon is worse than none.
 
+pub mod discoverer;
 pub mod finisher;
 pub mod listener;
 pub mod prober;
@@ -9,3 +27,471 @@ pub mod seldom;
 #[cfg(test)]
 mod simulation;
 pub mod worker;
+
+use std::fmt;
+use std::io;
+use std::panic;
+use std::process;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, at, bounded, select_biased};
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::config::choria::ChoriaConfig;
+use crate::fleet::discoverer::{Discoverer, LastSuccess, unix_time};
+use crate::fleet::finisher::Finisher;
+use crate::fleet::listener::Listener;
+use crate::fleet::prober::Prober;
+use crate::fleet::roster::Roster;
+use crate::fleet::worker::Workers;
+use crate::fleet::worker::rate::RateLimit;
+use crate::gate::{Gate, Reason};
+use crate::helper::{self, Helper};
+use crate::logging::Log;
+use crate::metrics::Metrics;
+use crate::node;
+use crate::ops::http::{Monitor, Readiness};
+use crate::protocol::subject::{self, BadSubject};
+use crate::protocol::{self, Codec, RequestId, Sender as WireSender, lifecycle, v1};
+use crate::rpc::{self, Rpc};
+use crate::shutdown::{Never, Signals};
+use crate::transport::connection::{self, Connection, Options};
+use crate::transport::{Link, Publish, Transport};
+
+/// Outcomes on their way to the finisher; prober and workers wait when there are more.
+const DONE_MAX: usize = 1024;
+/// How long the broker may take for what was sent last, when the connection is closed.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How long our startup event may take to reach the broker.
+const ANNOUNCE_MAX: Duration = Duration::from_secs(2);
+
+/// A discovery may be this late, on top of one that was missed, before we are not ready.
+const DISCOVERY_SLACK: Duration = Duration::from_secs(30);
+
+/// What `run` needs; everything in it has been checked.
+pub struct Setup {
+    /// The provisioner's own settings.
+    pub config: Config,
+    /// From Choria's client file.
+    pub choria: ChoriaConfig,
+    /// The port for metrics, bound before any work starts.
+    pub monitor: Option<Monitor>,
+    /// Our version, for our startup event.
+    pub version: &'static str,
+    /// The log, to open its file again on SIGUSR2.
+    pub log: Log,
+}
+
+/// Why the daemon could not start.
+#[derive(Debug)]
+pub enum RunError {
+    /// The connection could not be begun.
+    Connection(connection::StartError),
+    /// The reply subscription could not be made.
+    Rpc(rpc::StartError),
+    /// `lifecycle_component` makes no subject.
+    Component(BadSubject),
+    /// The system gave us no thread.
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Connection(_) => f.write_str("could not start the connection"),
+            RunError::Rpc(_) => f.write_str("could not subscribe to replies"),
+            RunError::Component(_) => f.write_str("lifecycle_component can't be part of a subject"),
+            RunError::Thread { name, .. } => write!(f, "could not start thread {name}"),
+        }
+    }
+}
+
+impl std::error::Error for RunError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            RunError::Connection(error) => Some(error),
+            RunError::Rpc(error) => Some(error),
+            RunError::Component(error) => Some(error),
+            RunError::Thread { error, .. } => Some(error),
+        }
+    }
+}
+
+/// Finds and provisions nodes until the drain has ended or an abort.
+///
+/// # Errors
+///
+/// [`RunError`], before any node was touched.
+pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
+    end_on_panic();
+    let Setup { config, choria, monitor, version, log } = setup;
+    let config = Arc::new(config);
+    let metrics = Metrics::new(&config.site);
+    let gate = Arc::new(Gate::new());
+
+    let (links, link_changed) = Links::new();
+    let (lost_tx, lost) = bounded(1);
+    let connection = connect(&choria, &metrics, {
+        let (gate, links) = (gate.clone(), links.clone());
+        move |link| {
+            // At once: every request until the main thread wakes up would fail.
+            if let Link::Down { .. } = link {
+                gate.close(Reason::Disconnected);
+                let _ = lost_tx.try_send(());
+            }
+            links.put(link);
+        }
+    })?;
+    let transport: Arc<dyn Transport> = connection.clone();
+
+    let sender = WireSender { identity: choria.identity.clone(), caller: choria.caller.clone() };
+    let codec = Codec::V1(v1::Codec::insecure(sender.clone()));
+    let instance = RequestId::random();
+    let rpc = Rpc::start(
+        transport.clone(),
+        codec,
+        sender,
+        instance.as_str(),
+        choria.ttl_secs,
+        metrics.clone(),
+    )
+    .map_err(RunError::Rpc)?;
+
+    let limits = registry::Limits::new(config.interval, config.retry_max);
+    let (roster, queues) = Roster::new(limits, config.work_queue, metrics.clone());
+    let roster = Arc::new(roster);
+    let helper_limits =
+        helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
+    let context = Arc::new(node::Context {
+        rpc: rpc.clone(),
+        helper: Arc::new(Helper::new(config.helper.clone(), helper_limits, metrics.clone())),
+        gate: gate.clone(),
+        metrics: metrics.clone(),
+        config: config.clone(),
+        discovery_timeout: choria.discovery_timeout,
+        abort: signals.abort.clone(),
+    });
+
+    let (done_tx, done) = bounded(DONE_MAX);
+    let (freed_tx, freed) = bounded(1);
+    let (again_tx, again) = bounded(prober::AGAIN_MAX);
+    let (trigger, triggered) = bounded(1);
+    let last_success = Arc::new(LastSuccess::new());
+    let mut threads = Threads::new();
+    let events =
+        subject::startup_events(&config.lifecycle_component).map_err(RunError::Component)?;
+    let listener = Listener::subscribe(
+        transport.as_ref(),
+        &events,
+        roster.clone(),
+        gate.clone(),
+        metrics.clone(),
+        again_tx,
+        signals.drain.clone(),
+    );
+    threads.start("listener", move || listener.run())?;
+    let discoverer = Discoverer {
+        rpc: rpc.clone(),
+        roster: roster.clone(),
+        gate: gate.clone(),
+        metrics: metrics.clone(),
+        interval: config.interval,
+        window: choria.discovery_timeout,
+        trigger: triggered,
+        stop: signals.drain.clone(),
+        last: last_success.clone(),
+    };
+    threads.start("discoverer", move || discoverer.run())?;
+    let workers = Workers::start(
+        config.workers,
+        context,
+        signals.abort.clone(),
+        done_tx.clone(),
+        freed_tx,
+        metrics.clone(),
+    )
+    .map_err(|error| RunError::Thread { name: "worker-1", error })?;
+    let prober = Prober::new(prober::Setup {
+        rpc: rpc.clone(),
+        roster: roster.clone(),
+        gate: gate.clone(),
+        metrics: metrics.clone(),
+        queues,
+        again,
+        lost,
+        freed,
+        done: done_tx,
+        workers,
+        rate: RateLimit::new(config.rate_limit),
+        limits: prober::core::Limits {
+            quick_max: config.workers.saturating_mul(prober::QUICK_PER_WORKER),
+            silent_max: config.probe_window,
+            timeout: config.probe_timeout,
+            held_bytes_max: prober::HELD_BYTES_MAX,
+        },
+        node_timeout: config.node_timeout,
+        stop: signals.drain.clone(),
+    });
+    threads.start("prober", move || prober.run())?;
+    let finisher =
+        Finisher { done, roster: roster.clone(), gate: gate.clone(), metrics: metrics.clone() };
+    threads.start("finisher", move || finisher.run())?;
+    let monitor = match monitor {
+        None => None,
+        Some(monitor) => {
+            let (gate, connection) = (gate.clone(), connection.clone());
+            let patience = config.interval * 2 + DISCOVERY_SLACK;
+            let check = move || readiness(&gate, &connection, &last_success, patience);
+            let serving = monitor.serve(metrics.clone(), Arc::new(check));
+            Some(serving.map_err(|error| RunError::Thread { name: "monitor", error })?)
+        }
+    };
+
+    let mut main = Main {
+        gate: gate.clone(),
+        metrics,
+        transport,
+        trigger,
+        links,
+        announcement: Some(lifecycle::startup_event(
+            &choria.identity,
+            version,
+            &protocol::event_id(),
+            unix_time(),
+        )),
+    };
+    main.serve(&signals, &link_changed, &log);
+    main.stop(&signals, threads, config.drain_timeout, &connection);
+    drop(rpc);
+    if let Some(monitor) = monitor {
+        monitor.stop();
+    }
+    log::info!(component = "main"; "Stopped");
+    Ok(())
+}
+
+/// The main thread.
+struct Main {
+    gate: Arc<Gate>,
+    metrics: Arc<Metrics>,
+    transport: Arc<dyn Transport>,
+    trigger: Sender<()>,
+    links: Arc<Links>,
+    /// Our startup event, until it is sent.
+    announcement: Option<Vec<u8>>,
+}
+
+impl Main {
+    /// Opens and closes the gate until the drain begins.
+    fn serve(&mut self, signals: &Signals, link_changed: &Receiver<()>, log: &Log) {
+        let gate_changed = self.gate.watch();
+        self.measure();
+        loop {
+            select_biased! {
+                recv(signals.abort) -> _ => return,
+                recv(signals.drain) -> _ => return,
+                recv(link_changed) -> _ => self.link(),
+                recv(gate_changed) -> _ => self.measure(),
+                recv(signals.hangup) -> _ => {
+                    log::warn!(component = "main"; "Settings are read at start only: restart to change them");
+                }
+                recv(signals.reopen) -> _ => match log.reopen() {
+                    Ok(()) => log::info!(component = "main"; "Opened the log again"),
+                    Err(error) => log::error!(component = "main"; "Going on with the old log: {error}"),
+                },
+            }
+        }
+    }
+
+    /// The connection came or went.
+    fn link(&mut self) {
+        match self.links.take() {
+            Some(Link::Up { .. }) => {
+                self.announce();
+                self.gate.open(Reason::Disconnected);
+                // A full channel holds the request already.
+                let _ = self.trigger.try_send(());
+            }
+            // The gate was closed at once; this is for a coming and going that overtook each other.
+            Some(Link::Down { .. }) => self.gate.close(Reason::Disconnected),
+            None => {}
+        }
+    }
+
+    /// Publishes our startup event, once in the life of the process.
+    fn announce(&mut self) {
+        let Some(event) = &self.announcement else { return };
+        let subject = subject::own_startup();
+        let message = Publish { subject: &subject, reply: None, headers: &[], payload: event };
+        let sent = self
+            .transport
+            .publish(&message)
+            .and_then(|()| self.transport.flush(Instant::now() + ANNOUNCE_MAX));
+        match sent {
+            Ok(()) => self.announcement = None,
+            Err(error) => {
+                log::warn!(component = "main"; "Could not publish startup event: {error}");
+            }
+        }
+    }
+
+    fn measure(&self) {
+        let reasons = self.gate.reasons();
+        for reason in Reason::ALL {
+            let closed = reasons.contains(&reason);
+            self.metrics.gate_closed.with_label_values(&[reason.label()]).set(i64::from(closed));
+        }
+        // The original knew these two only.
+        let paused = reasons.iter().any(|r| matches!(r, Reason::Operator | Reason::Standby));
+        self.metrics.paused.set(i64::from(paused));
+    }
+
+    /// Lets running nodes finish, within `drain_timeout`, and closes the connection.
+    fn stop(
+        &self,
+        signals: &Signals,
+        mut threads: Threads,
+        drain_timeout: Duration,
+        connection: &Connection,
+    ) {
+        self.gate.close(Reason::Draining);
+        self.measure();
+        log::info!(component = "main"; "Shutting down: running nodes may finish");
+        let deadline = at(Instant::now() + drain_timeout);
+        let ended = threads.ended();
+        select_biased! {
+            recv(ended) -> _ => connection.drain(Instant::now() + CLOSE_MAX),
+            recv(signals.abort) -> _ => log::warn!(component = "main"; "Shutting down at once"),
+            recv(deadline) -> _ => {
+                log::warn!(component = "main"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");
+                signals.stop().abort();
+            }
+        }
+        self.gate.abort();
+        connection.abort();
+        threads.join();
+        connection.join();
+    }
+}
+
+/// The last change of the connection, for the main thread.
+///
+/// Changes that come faster than it wakes up are one: only where we are now matters.
+struct Links {
+    latest: Mutex<Option<Link>>,
+    changed: Sender<()>,
+}
+
+impl Links {
+    fn new() -> (Arc<Links>, Receiver<()>) {
+        let (changed, receiver) = bounded(1);
+        (Arc::new(Links { latest: Mutex::new(None), changed }), receiver)
+    }
+
+    fn put(&self, link: Link) {
+        *self.latest.lock() = Some(link);
+        let _ = self.changed.try_send(());
+    }
+
+    fn take(&self) -> Option<Link> {
+        self.latest.lock().take()
+    }
+}
+
+/// Threads that end by themselves, and a channel that tells when all have.
+struct Threads {
+    handles: Vec<JoinHandle<()>>,
+    alive: Option<Sender<Never>>,
+    ended: Receiver<Never>,
+}
+
+impl Threads {
+    fn new() -> Threads {
+        let (alive, ended) = bounded(0);
+        Threads { handles: Vec::new(), alive: Some(alive), ended }
+    }
+
+    fn start(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), RunError> {
+        let alive = self.alive.clone();
+        let run = move || {
+            work();
+            drop(alive);
+        };
+        let builder = thread::Builder::new().name(name.to_owned());
+        self.handles.push(builder.spawn(run).map_err(|error| RunError::Thread { name, error })?);
+        Ok(())
+    }
+
+    /// Disconnects when all threads have ended; no other can be started.
+    fn ended(&mut self) -> Receiver<Never> {
+        self.alive = None;
+        self.ended.clone()
+    }
+
+    fn join(self) {
+        for handle in self.handles {
+            // A panic there has ended the process already.
+            drop(handle.join());
+        }
+    }
+}
+
+/// The release build aborts on panic by itself; with this, every build does.
+fn end_on_panic() {
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        before(info);
+        log::error!(component = "main"; "{info}");
+        process::abort();
+    }));
+}
+
+/// Begins to connect; `on_link` hears of every change.
+fn connect(
+    choria: &ChoriaConfig,
+    metrics: &Arc<Metrics>,
+    on_link: impl Fn(Link) + Send + Sync + 'static,
+) -> Result<Arc<Connection>, RunError> {
+    let options = Options {
+        user: choria.user.clone(),
+        connect_timeout: choria.connect_timeout,
+        on_link: Box::new(on_link),
+        ..Options::new(choria.servers.clone(), &choria.connection_name, metrics.clone())
+    };
+    Connection::start(options).map_err(RunError::Connection)
+}
+
+/// Whether we may act, or stand by on purpose, and every reason why not.
+fn readiness(
+    gate: &Gate,
+    connection: &Connection,
+    last_success: &LastSuccess,
+    patience: Duration,
+) -> Readiness {
+    let closed = gate.reasons();
+    let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
+    let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
+    if closed.contains(&Reason::Disconnected)
+        && let Some(error) = connection.last_error()
+    {
+        reasons.push(format!("broker: {}", error.text));
+    }
+    let age = last_success.age();
+    if closed.is_empty() && age > patience {
+        ready = false;
+        reasons.push(format!("no discovery has succeeded for {} s", age.as_secs()));
+    }
+    Readiness { ready, reasons }
+}

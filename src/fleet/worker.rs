@@ -1,4 +1,410 @@
-//! Takes a node off the prober's hands and provisions it; permits and their seats.
+//! Takes a node off the prober's hands and provisions it; permits, seats and their threads.
+//!
+//! `workers` is the number of nodes worked on at once, as permits. A node that is silent gives its permit back until it
+//! answers, so there may be [`SEATS_PER_PERMIT`] times as many nodes in hand, each on a thread of its own; threads are
+//! started as they are needed and then kept. The decisions are in [`permits`], this file waits and wakes.
+//!
+//! A permit belongs to a node, not to a thread: the prober takes it before it lets a node go, so no node in hand waits
+//! for one and no idle thread holds one back from a node that has answered.
 
 pub mod permits;
 pub mod rate;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use parking_lot::Mutex;
+
+use crate::fleet::finisher::Done;
+use crate::fleet::registry::Key;
+use crate::fleet::roster::gauge;
+use crate::fleet::seldom::Seldom;
+use crate::fleet::worker::permits::{Answered, Permits, Seat, Verdict};
+use crate::metrics::Metrics;
+use crate::node::{self, Outcome, Probed, Report};
+use crate::protocol::Identity;
+use crate::rpc::Patience;
+use crate::shutdown::Never;
+
+/// Nodes in hand for each permit: with all but one of them silent, the fleet still goes on at full speed.
+pub const SEATS_PER_PERMIT: usize = 8;
+/// JSON nested as deep as the parser allows must fit, also without optimisation; untouched pages cost nothing.
+const STACK_BYTES: usize = 1 << 20;
+/// A token that no node knows must be seen by an operator, but not once a node.
+const WRONG_TOKEN_LOG: Duration = Duration::from_secs(60);
+
+/// One node to provision.
+pub struct Job {
+    /// The queue entry it came from.
+    pub key: Key,
+    /// The attempt's number, from 1.
+    pub attempt: u32,
+    /// The node and its answer to the probe.
+    pub probed: Probed,
+    /// The right to work on it.
+    pub permit: Permit,
+}
+
+/// All workers: their seats, their threads and the way to them. Owned by whoever hands out the nodes.
+pub struct Workers {
+    seats: Arc<Seats>,
+    worker: Worker,
+    jobs: Sender<Job>,
+    threads: Vec<JoinHandle<()>>,
+    threads_failed: Seldom,
+}
+
+impl Workers {
+    /// Starts the first thread. `freed` gets a message when a permit may be free.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if it gives us no thread.
+    pub fn start(
+        active_max: usize,
+        context: Arc<node::Context>,
+        abort: Receiver<Never>,
+        done: Sender<Done>,
+        freed: Sender<()>,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<Workers> {
+        let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT);
+        // As many as there can be seats, so handing out a node never waits.
+        let (jobs, waiting) = bounded(seats_max);
+        let permits = Permits::new(active_max, seats_max);
+        let seats = Arc::new(Seats::new(permits, freed, abort, metrics.clone()));
+        let wrong_token = Arc::new(Mutex::new(Seldom::every(WRONG_TOKEN_LOG)));
+        let worker = Worker { jobs: waiting, context, done, metrics, wrong_token };
+        let threads_failed = Seldom::every(Duration::from_secs(1));
+        let mut workers = Workers { seats, worker, jobs, threads: Vec::new(), threads_failed };
+        workers.start_thread()?;
+        Ok(workers)
+    }
+
+    /// A permit and a seat for one more node, if there are any. When all seats are used up, the longest silent node is
+    /// given up for it.
+    pub fn permit(&self, deadline: Instant) -> Option<Permit> {
+        self.seats.permit(deadline)
+    }
+
+    /// Hands a node to a thread, a new one if all have one.
+    pub fn hand(&mut self, job: Job) {
+        let needed = self.seats.permits.lock().nodes_len();
+        if self.threads.len() < needed {
+            // Without a new thread the node waits until one of the others has ended its own.
+            if let Err(error) = self.start_thread()
+                && let Some(more) = self.threads_failed.now(Instant::now())
+            {
+                log::warn!(component = "workers", more; "Could not start another worker: {error}");
+            }
+        }
+        // There is room for all seats, and the receiving end lives in `self`.
+        drop(self.jobs.send(job));
+    }
+
+    /// Waits until all nodes in hand have ended.
+    pub fn join(self) {
+        drop(self.jobs);
+        for thread in self.threads {
+            // A panic there has ended the process already.
+            drop(thread.join());
+        }
+    }
+
+    fn start_thread(&mut self) -> io::Result<()> {
+        let worker = self.worker.clone();
+        let name = format!("worker-{}", self.threads.len() + 1);
+        let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
+        self.threads.push(builder.spawn(move || worker.run())?);
+        Ok(())
+    }
+}
+
+/// One thread: provisions one node at a time until nobody can hand it another.
+#[derive(Clone)]
+struct Worker {
+    jobs: Receiver<Job>,
+    context: Arc<node::Context>,
+    done: Sender<Done>,
+    metrics: Arc<Metrics>,
+    wrong_token: Arc<Mutex<Seldom>>,
+}
+
+impl Worker {
+    fn run(self) {
+        for job in &self.jobs {
+            let Job { key, attempt, probed, mut permit } = job;
+            let node = key.identity.as_str();
+            log::info!(component = node, node, attempt; "Provisioning {node}");
+            let started = Instant::now();
+            let report = node::provision(&self.context, probed, &mut permit);
+            drop(permit);
+            let took = started.elapsed();
+            self.metrics.node_duration_seconds.observe(took.as_secs_f64());
+            log_report(&key.identity, attempt, &report, took, &self.wrong_token);
+            // The finisher outlives all workers; without it nobody needs to know.
+            drop(self.done.send(Done { key, report }));
+        }
+    }
+}
+
+/// Says what became of a node, once.
+fn log_report(
+    identity: &Identity,
+    attempt: u32,
+    report: &Report,
+    took: Duration,
+    wrong_token: &Mutex<Seldom>,
+) {
+    let (node, reason) = (identity.as_str(), report.reason.as_str());
+    let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    match &report.outcome {
+        Outcome::Provisioned { .. } => {
+            log::info!(component = node, node, attempt, ms; "Provisioned {node}");
+        }
+        Outcome::UpgradeSent { version, .. } => {
+            log::info!(component = node, node, attempt, ms; "Provisioned {node}: it updates itself to {version}");
+        }
+        Outcome::ShutDown => {
+            log::info!(component = node, node, attempt, ms; "Provisioned {node}: shut down on the helper's wish");
+        }
+        Outcome::Deferred => {
+            log::info!(component = node, node, attempt, ms; "Deferred {node}: {reason}");
+        }
+        Outcome::Busy | Outcome::NotProvisioning | Outcome::Stopped(_) => {
+            log::info!(component = node, node, attempt, ms; "Left {node} alone: {reason}");
+        }
+        Outcome::WrongToken => match wrong_token.lock().now(Instant::now()) {
+            Some(more) => {
+                log::error!(component = node, node, attempt, ms, more; "Could not provision {node}: {reason}");
+            }
+            None => {
+                log::debug!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
+            }
+        },
+        Outcome::UpgradeStuck { .. }
+        | Outcome::HelperFailed
+        | Outcome::Unreachable
+        | Outcome::Refused
+        | Outcome::Failed => {
+            log::warn!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
+        }
+    }
+}
+
+/// What permits and workers share.
+struct Seats {
+    permits: Mutex<Permits>,
+    /// Locked after `permits` only.
+    wakers: Mutex<HashMap<Seat, Waker>>,
+    freed: Sender<()>,
+    abort: Receiver<Never>,
+    metrics: Arc<Metrics>,
+}
+
+/// How the thread with this seat is reached.
+struct Waker {
+    go_on: Sender<()>,
+    /// Dropped when the node is given up.
+    keep: Option<Sender<Never>>,
+}
+
+impl Seats {
+    fn new(
+        permits: Permits,
+        freed: Sender<()>,
+        abort: Receiver<Never>,
+        metrics: Arc<Metrics>,
+    ) -> Seats {
+        let (permits, wakers) = (Mutex::new(permits), Mutex::new(HashMap::new()));
+        Seats { permits, wakers, freed, abort, metrics }
+    }
+
+    fn permit(self: &Arc<Seats>, deadline: Instant) -> Option<Permit> {
+        let (go_on, woken) = bounded(1);
+        let (keep, given_up) = bounded(0);
+        let mut permits = self.permits.lock();
+        let mut wakers = self.wakers.lock();
+        match permits.take() {
+            Verdict::Taken(seat) => {
+                self.measure(&permits);
+                wakers.insert(seat, Waker { go_on, keep: Some(keep) });
+                Some(Permit { seat, seats: self.clone(), woken, given_up, deadline })
+            }
+            Verdict::Full => None,
+            Verdict::GiveUp(silent) => {
+                if let Some(waker) = wakers.get_mut(&silent) {
+                    waker.keep = None;
+                }
+                None
+            }
+        }
+    }
+
+    /// A permit was given back: it goes to a node that waits for one, or the prober hears that there is one.
+    fn give_back(&self, change: impl FnOnce(&mut Permits) -> Option<Seat>) {
+        let mut permits = self.permits.lock();
+        let granted = change(&mut permits);
+        self.measure(&permits);
+        match granted {
+            Some(seat) => {
+                if let Some(waker) = self.wakers.lock().get(&seat) {
+                    // One message a wait, so there is room.
+                    let _ = waker.go_on.try_send(());
+                }
+            }
+            // A full channel holds the news already.
+            None => drop(self.freed.try_send(())),
+        }
+    }
+
+    fn measure(&self, permits: &Permits) {
+        self.metrics.busy_workers.set(gauge(permits.active_len()));
+    }
+}
+
+/// The right to work on one node; given back when dropped.
+pub struct Permit {
+    seat: Seat,
+    seats: Arc<Seats>,
+    woken: Receiver<()>,
+    given_up: Receiver<Never>,
+    deadline: Instant,
+}
+
+impl Patience for Permit {
+    fn silent(&mut self) {
+        let now = Instant::now();
+        self.seats.give_back(|permits| permits.silent(self.seat, now));
+    }
+
+    fn answered(&mut self) -> bool {
+        let answered = {
+            let mut permits = self.seats.permits.lock();
+            let answered = permits.answered(self.seat);
+            self.seats.measure(&permits);
+            answered
+        };
+        match answered {
+            Answered::GoOn => true,
+            Answered::GivenUp => false,
+            Answered::Wait => select_biased! {
+                recv(self.seats.abort) -> _ => false,
+                recv(self.woken) -> woken => woken.is_ok(),
+                recv(crossbeam_channel::at(self.deadline)) -> _ => false,
+            },
+        }
+    }
+
+    fn given_up(&self) -> &Receiver<Never> {
+        &self.given_up
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.seats.give_back(|permits| permits.end(self.seat));
+        self.seats.wakers.lock().remove(&self.seat);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shutdown::is_over;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    struct Bench {
+        seats: Arc<Seats>,
+        freed: Receiver<()>,
+        abort: Option<Sender<Never>>,
+    }
+
+    fn bench(active_max: usize, seats_max: usize) -> Bench {
+        let (freed_tx, freed) = bounded(1);
+        let (abort, aborted) = bounded(0);
+        let permits = Permits::new(active_max, seats_max);
+        let seats = Arc::new(Seats::new(permits, freed_tx, aborted, Metrics::new("test")));
+        Bench { seats, freed, abort: Some(abort) }
+    }
+
+    impl Bench {
+        fn permit(&self) -> Option<Permit> {
+            self.seats.permit(Instant::now() + 10 * SOON)
+        }
+    }
+
+    #[test]
+    fn a_permit_that_is_dropped_or_silent_can_be_taken_again() {
+        let bench = bench(1, 8);
+        let mut first = bench.permit().unwrap();
+        assert!(bench.permit().is_none());
+        assert!(bench.freed.is_empty());
+        first.silent();
+        bench.freed.recv_timeout(SOON).unwrap();
+        let second = bench.permit().unwrap();
+        assert!(bench.permit().is_none());
+        drop(second);
+        bench.freed.recv_timeout(SOON).unwrap();
+        assert!(first.answered());
+        assert!(bench.permit().is_none());
+        assert_eq!(bench.seats.metrics.busy_workers.get(), 1);
+        drop(first);
+        assert_eq!(bench.seats.metrics.busy_workers.get(), 0);
+        assert!(bench.seats.wakers.lock().is_empty());
+    }
+
+    #[test]
+    fn a_node_that_answered_waits_for_the_next_permit_and_goes_before_new_ones() {
+        let bench = bench(1, 8);
+        let mut slow = bench.permit().unwrap();
+        slow.silent();
+        let quick = bench.permit().unwrap();
+        let (began, waiting) = bounded(1);
+        let thread = thread::spawn(move || {
+            began.send(()).unwrap();
+            let goes_on = slow.answered();
+            (goes_on, slow)
+        });
+        waiting.recv_timeout(SOON).unwrap();
+        drop(quick);
+        let (goes_on, slow) = thread.join().unwrap();
+        assert!(goes_on);
+        assert!(bench.permit().is_none());
+        drop(slow);
+    }
+
+    #[test]
+    fn the_longest_silent_node_hears_that_it_is_given_up() {
+        let bench = bench(1, 2);
+        let mut first = bench.permit().unwrap();
+        first.silent();
+        let mut second = bench.permit().unwrap();
+        second.silent();
+        assert!(!is_over(first.given_up()));
+        assert!(bench.permit().is_none());
+        assert!(is_over(first.given_up()) && !is_over(second.given_up()));
+        assert!(!first.answered());
+        drop(first);
+        assert!(bench.permit().is_some());
+    }
+
+    #[test]
+    fn an_abort_and_the_deadline_end_the_wait_for_a_permit() {
+        let mut bench = bench(1, 8);
+        let mut hasty = bench.seats.permit(Instant::now()).unwrap();
+        hasty.silent();
+        let mut patient = bench.permit().unwrap();
+        patient.silent();
+        let holder = bench.permit().unwrap();
+        assert!(!hasty.answered());
+        bench.abort = None;
+        assert!(!patient.answered());
+        drop(holder);
+    }
+}

@@ -129,11 +129,11 @@ pub enum Heard {
 
 /// A node that answered, taken for provisioning.
 #[derive(Debug)]
-pub struct Taken<R, A> {
+pub struct Taken<I, R, A> {
     /// The queue entry it came from.
     pub key: Key,
-    /// Its registered request and the answer, unless it has to be asked again.
-    pub held: Option<(R, A)>,
+    /// The request's id and registration and the answer, unless the node has to be asked again.
+    pub held: Option<(I, R, A)>,
     /// When it answered.
     pub answered_at: Instant,
 }
@@ -379,7 +379,7 @@ impl<I: Copy + Eq + Hash, R, A: PartialEq> Core<I, R, A> {
     }
 
     /// Takes the node that answered first.
-    pub fn take(&mut self, now: Instant) -> Option<Taken<R, A>> {
+    pub fn take(&mut self, now: Instant) -> Option<Taken<I, R, A>> {
         loop {
             let ticket = self.answered.pop_front()?;
             match self.probes.get(&ticket.identity) {
@@ -392,7 +392,7 @@ impl<I: Copy + Eq + Hash, R, A: PartialEq> Core<I, R, A> {
             let held = held.filter(|_| now.saturating_duration_since(answered_at) <= HELD_FOR_MAX);
             let held = held.and_then(|(id, answer, _)| {
                 let at = sent.iter().position(|(_, other, _)| *other == id)?;
-                Some((sent.swap_remove(at).2, answer))
+                Some((id, sent.swap_remove(at).2, answer))
             });
             return Some(Taken { key: probe.key, held, answered_at });
         }
@@ -580,7 +580,7 @@ mod tests {
         assert!(bench.core.has_answered());
         let taken = bench.core.take(now).unwrap();
         assert_eq!(taken.key, key("a", 1));
-        assert_eq!(taken.held.as_ref().unwrap().1, "inventory");
+        assert_eq!(taken.held.as_ref().unwrap().2, "inventory");
         assert_eq!(bench.registered(), 1, "the request stays registered in the worker's hands");
         assert!(bench.core.take(now).is_none());
         assert_eq!(bench.core.answered(id, "inventory", 9, now), Heard::Unknown);
@@ -745,7 +745,7 @@ mod tests {
         assert_eq!(bench.core.next_to_ask(), None);
         assert_eq!(bench.core.answered(old, "old", 3, now), Heard::Unknown);
         assert_eq!(bench.core.answered(new, "new", 3, now), Heard::Held);
-        assert_eq!(bench.core.take(now).unwrap().held.unwrap().1, "new");
+        assert_eq!(bench.core.take(now).unwrap().held.unwrap().2, "new");
     }
 
     #[test]
