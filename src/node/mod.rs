@@ -239,6 +239,7 @@ impl Node<'_> {
 
     /// Waits as long as the site wants to, so that a second answer can show itself, then looks for one.
     fn hear_contradictions(&mut self) -> Result<(), Error> {
+        self.check_contradictions()?;
         let wait = self.context.config.contradiction_wait;
         if !wait.is_zero() {
             self.step("contradiction_wait", |node| {
@@ -551,4 +552,752 @@ pub struct Report {
     pub reason: String,
     /// Steps taken, in order.
     pub steps: Vec<(&'static str, Duration)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use crossbeam_channel::{Sender, at, bounded};
+    use openssl::sha::sha256;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::report::Report as Findings;
+    use crate::helper::Limits;
+    use crate::jwt::testing;
+    use crate::protocol::{self, Codec, v1};
+    use crate::transport::Message;
+    use crate::transport::memory::{Memory, Published};
+
+    const NODE: &str = "n0.fleet.example.net";
+    const SUBJECT: &str = "provisioning.node.n0.fleet.example.net";
+    const LONG: Duration = Duration::from_secs(60);
+    const ALL_FEATURES: &str = "features: {jwt: true, pki: true}";
+    const CONFIGURE: &str = r#"echo '{"configuration":{"plugin.choria.server.provision":"0"}}'"#;
+
+    #[test]
+    fn provisions_a_node_with_the_requests_the_original_sends() {
+        let site = Site::new(ALL_FEATURES, "cat >input; cat answer");
+        let sent = recorded_configure();
+        let recorded: Value = serde_json::from_str(&sent).unwrap();
+        let settings = recorded["data"]["config"].as_str().unwrap();
+        let settings: Value = serde_json::from_str(settings).unwrap();
+        let answer = json!({
+            "configuration": settings,
+            "ca": recorded["data"]["ca"],
+            "certificate": recorded["data"]["certificate"],
+            "ssldir": "/elsewhere",
+        });
+        site.write("answer", &answer.to_string());
+
+        let report = site.provision();
+        assert_eq!(report.reason, "");
+        let Outcome::Provisioned { configured_at, restarted_at: Some(restarted_at) } =
+            report.outcome
+        else {
+            panic!("{report:?}")
+        };
+        assert!(configured_at <= restarted_at);
+        let steps: Vec<_> = report.steps.iter().map(|(name, _)| *name).collect();
+        assert_eq!(steps, ["jwt", "inventory", "gencsr", "helper", "configure", "restart"]);
+        assert!(site.context.metrics.render().contains(
+            r#"choria_provisioner_step_duration_seconds_count{site="test",step="gencsr"} 1"#
+        ));
+
+        let bodies: Vec<_> = site.asked().into_iter().map(|asked| asked.body).collect();
+        assert_eq!(
+            bodies,
+            [
+                r#"{"agent":"rpcutil","action":"inventory","data":{}}"#,
+                r#"{"agent":"choria_provision","action":"jwt","data":{"token":"s3cret"}}"#,
+                r#"{"agent":"choria_provision","action":"gencsr","data":{"cn":"n0.fleet.example.net","token":"s3cret"}}"#,
+                &sent,
+                r#"{"agent":"choria_provision","action":"restart","data":{"splay":1,"token":"s3cret"}}"#,
+            ]
+        );
+
+        let input: Value = serde_json::from_str(&site.read("input")).unwrap();
+        let mut expected = recorded_input();
+        expected["jwt"] = json!({
+            "cht": "s3cret", "chs": false, "chpd": true, "extensions": null, "ou": "choria",
+            "purpose": "choria_provisioning",
+        });
+        assert_eq!(input, expected);
+    }
+
+    #[test]
+    fn leaves_out_the_steps_of_features_that_are_off() {
+        let site = Site::new("", "cat >input; cat answer");
+        site.write("answer", r#"{"configuration":{"a":"b"}}"#);
+        let report = site.provision();
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        assert_eq!(site.actions(), ["inventory", "configure", "restart"]);
+        let steps: Vec<_> = report.steps.iter().map(|(name, _)| *name).collect();
+        assert_eq!(steps, ["inventory", "helper", "configure", "restart"]);
+        let input: Value = serde_json::from_str(&site.read("input")).unwrap();
+        assert_eq!((&input["jwt"], &input["csr"]), (&Value::Null, &Value::Null));
+    }
+
+    #[test]
+    fn asks_for_the_inventory_when_no_answer_is_held() {
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        let probed = Probed { registration: None, inventory: None, ..site.probed(LONG) };
+        site.memory.take_published();
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        assert_eq!(site.actions(), ["jwt", "inventory", "gencsr", "configure", "restart"]);
+    }
+
+    #[test]
+    fn a_refused_jwt_ends_the_attempt_before_anything_else_is_read() {
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        site.answer("inventory", "no JSON at all");
+        site.answer("jwt", &good("jwt", &json!({"jwt": "a.b", "ecdh_public": ""})));
+        check(
+            &site,
+            Outcome::Refused,
+            "could not validate JWT: n0.fleet.example.net: could not parse provisioner token: token is malformed: token contains an invalid number of segments",
+        );
+        assert_eq!(site.actions(), ["inventory", "jwt"]);
+    }
+
+    #[test]
+    fn without_our_own_key_no_node_is_asked() {
+        for (source, expected) in [
+            (
+                Some(VerifyKeySource::File("/no/such/key".into())),
+                "could not read validation certificate: /no/such/key: No such file or directory (os error 2)",
+            ),
+            (
+                Some(VerifyKeySource::File("/dev/null".into())),
+                "could not use validation certificate /dev/null: invalid ed25519 public key size",
+            ),
+            (
+                Some(VerifyKeySource::Ed25519([2; 32])),
+                "could not use jwt_verify_cert: invalid ed25519 public key",
+            ),
+            (None, "no JWT verification certificate configured, cannot validate JWT"),
+        ] {
+            let mut site = Site::new(ALL_FEATURES, CONFIGURE);
+            Arc::get_mut(&mut site.context.config).unwrap().jwt_verify_cert = source;
+            check(&site, Outcome::Failed, expected);
+            assert_eq!(site.actions(), ["inventory"]);
+        }
+    }
+
+    #[test]
+    fn a_refused_csr_ends_the_attempt() {
+        let site = Site::new(ALL_FEATURES, "touch ran");
+        let other = json!({"csr": "no PEM", "public_key": "", "ssldir": ""});
+        site.answer("gencsr", &good("gencsr", &other));
+        check(&site, Outcome::Refused, "could not parse CSR: no PEM block found");
+        assert!(!site.has("ran"));
+    }
+
+    #[test]
+    fn every_refusal_by_the_node_has_its_outcome() {
+        let none = "Cannot reconfigure a server that is not in provisioning mode";
+        for (action, code, message, outcome, prefix) in [
+            ("jwt", 1, "Could not obtain provisioning lock", Outcome::Busy, JWT_FAILED),
+            ("jwt", 1, "Incorrect provision token supplied", Outcome::WrongToken, JWT_FAILED),
+            ("gencsr", 1, none, Outcome::NotProvisioning, "could not fetch CSR"),
+            ("gencsr", 1, "Could not create CSR: x", Outcome::Failed, "could not fetch CSR"),
+            (
+                "configure",
+                1,
+                "Could not obtain provisioning lock",
+                Outcome::Busy,
+                "configuration failed",
+            ),
+            ("configure", 4, "x", Outcome::Failed, "configuration failed"),
+            ("restart", 2, "x", Outcome::Failed, "restart failed"),
+        ] {
+            let site = Site::new(ALL_FEATURES, CONFIGURE);
+            site.answer(action, &refusal(action, code, message));
+            let expected = format!("{prefix}: refused with status {code}: {message} (1 try)");
+            check(&site, outcome, &expected);
+            assert_eq!(site.actions().last().unwrap(), action);
+        }
+    }
+
+    const JWT_FAILED: &str = "could not fetch and validate JWT: n0.fleet.example.net";
+
+    #[test]
+    fn an_unusable_answer_fails_the_attempt() {
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        site.answer("gencsr", &good("gencsr", &json!({"csr": 1, "public_key": "", "ssldir": ""})));
+        let report = site.provision();
+        assert_eq!(report.outcome, Outcome::Failed);
+        let expected = "could not fetch CSR: unusable answer, after 1 try";
+        assert!(report.reason.starts_with(expected), "{}", report.reason);
+    }
+
+    #[test]
+    fn a_node_nobody_hears_is_unreachable() {
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        let probed = site.probed(LONG);
+        site.memory.no_responders_for(SUBJECT);
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Unreachable);
+        assert_eq!(
+            report.reason,
+            format!("{JWT_FAILED}: nobody listens on the node's subject, after 2 tries")
+        );
+    }
+
+    #[test]
+    fn silence_fails_the_attempt_and_at_the_inventory_the_node_is_unreachable() {
+        let short = Duration::from_millis(50);
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        site.silence("jwt");
+        let report = provision(&site.context, site.probed(short), &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Failed);
+        assert_eq!(report.reason, format!("{JWT_FAILED}: the node's time was up, after 1 try"));
+
+        let site = Site::new("", CONFIGURE);
+        site.silence("inventory");
+        let probed = Probed {
+            identity: identity(),
+            term: site.context.gate.begin().unwrap(),
+            registration: None,
+            inventory: None,
+            deadline: Instant::now() + short,
+        };
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Unreachable);
+        assert_eq!(
+            report.reason,
+            "could not retrieve inventory: the node's time was up, after 1 try"
+        );
+    }
+
+    #[test]
+    fn a_silent_node_whose_place_is_needed_is_given_up() {
+        let site = Site::new(ALL_FEATURES, CONFIGURE);
+        site.silence("jwt");
+        let mut patience = Calm::new();
+        patience.keep = None;
+        let report = provision(&site.context, site.probed(LONG), &mut patience);
+        assert_eq!(report.outcome, Outcome::Failed);
+        assert!(report.reason.contains("given up while the node was silent"), "{report:?}");
+    }
+
+    #[test]
+    fn a_helper_that_fails_or_answers_what_would_hurt_is_a_fault_of_ours() {
+        for (script, expected) in [
+            ("echo broken >&2; exit 3", "could not invoke configure helper: "),
+            ("exit 0", "could not invoke configure helper: "),
+            ("echo '{'", "could not invoke configure helper: cannot decode output from "),
+            ("echo '{}'", "configuration failed: empty configuration"),
+            (
+                r#"printf '{"configuration":{"a":"b\\nc"}}'"#,
+                r#"configuration failed: the value of setting "a" holds a line break"#,
+            ),
+            (
+                r#"echo '{"configuration":{"plugin.choria.server.provision":"true"}}'"#,
+                "configuration failed: plugin.choria.server.provision is true",
+            ),
+        ] {
+            let site = Site::new(ALL_FEATURES, script);
+            let report = site.provision();
+            assert_eq!(report.outcome, Outcome::HelperFailed, "{script}: {}", report.reason);
+            assert!(report.reason.starts_with(expected), "{script}: {}", report.reason);
+            assert_eq!(site.actions(), ["inventory", "jwt", "gencsr"], "{script}");
+        }
+    }
+
+    #[test]
+    fn the_helper_may_defer_a_node_or_shut_it_down() {
+        let site = Site::new(ALL_FEATURES, r#"echo '{"defer":true,"msg":"at night"}'"#);
+        check(&site, Outcome::Deferred, "configuration defered: at night");
+        assert_eq!(site.actions(), ["inventory", "jwt", "gencsr"]);
+
+        for (answer, positive) in [
+            (good("shutdown", &json!({"message": "bye"})), 1),
+            (refusal("shutdown", 1, "no"), 0),
+            (refusal("shutdown", 5, "no"), 0),
+        ] {
+            let site = Site::new("", r#"echo '{"shutdown":true,"msg":"old"}'"#);
+            site.answer("shutdown", &answer);
+            check(&site, Outcome::ShutDown, "");
+            assert_eq!(site.actions(), ["inventory", "shutdown"]);
+            assert_eq!(site.context.metrics.helper_shutdown_requests.get(), positive);
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_helper_are_kept_only_in_part() {
+        let script = r#"printf '{"defer":true,"msg":"%05000d"}' 0"#;
+        let report = Site::new("", script).provision();
+        assert_eq!(report.outcome, Outcome::Deferred);
+        assert_eq!(report.reason.len(), REASON_MAX + " ...".len());
+    }
+
+    #[test]
+    fn a_second_answer_that_differs_keeps_the_helper_from_running() {
+        let site = Site::new(ALL_FEATURES, "touch ran");
+        site.answers("gencsr", |site, asked| {
+            let first = site.asked().remove(0);
+            assert_eq!(first.action, "inventory");
+            let forged = good("inventory", &json!({"version": "6.6.6", "upgradable": true}));
+            vec![asked.reply(&site.usual("gencsr")), first.reply(&forged)]
+        });
+        check(
+            &site,
+            Outcome::Refused,
+            "two different answers to one request for rpcutil#inventory: another machine has this name, or somebody forges",
+        );
+        assert!(!site.has("ran"));
+    }
+
+    #[test]
+    fn a_second_answer_while_the_helper_runs_keeps_the_node_from_being_configured() {
+        for wait in ["0", "10s"] {
+            let settings = format!("{ALL_FEATURES}\ncontradiction_wait: {wait}");
+            let site = Site::new(&settings, &format!("cat go; {CONFIGURE}"));
+            let made = std::process::Command::new("mkfifo").arg(site.path("go")).status().unwrap();
+            assert!(made.success());
+            let started = Instant::now();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Opens once the helper reads.
+                    let mut go = File::options().write(true).open(site.path("go")).unwrap();
+                    let asked = site.asked();
+                    let jwt = asked.iter().find(|asked| asked.action == "jwt").unwrap();
+                    site.memory.deliver_message(jwt.reply(&refusal("jwt", 1, "forged")));
+                    go.write_all(b" ").unwrap();
+                });
+                check_start(
+                    &site,
+                    Outcome::Refused,
+                    "two different answers to one request for choria_provision#jwt",
+                );
+            });
+            assert_eq!(site.actions(), ["inventory", "jwt", "gencsr"]);
+            // What is known already is not waited for.
+            assert!(started.elapsed() < Duration::from_secs(10));
+        }
+    }
+
+    #[test]
+    fn waits_for_a_second_answer_as_long_as_the_site_wants() {
+        let site = Site::new("contradiction_wait: 20ms", CONFIGURE);
+        let report = site.provision();
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        let waited = report.steps.iter().find(|(name, _)| *name == "contradiction_wait");
+        assert!(waited.unwrap().1 >= Duration::from_millis(20));
+        let names: Vec<_> = report.steps.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["inventory", "helper", "contradiction_wait", "configure", "restart"]);
+    }
+
+    #[test]
+    fn a_configured_node_that_is_gone_before_it_answers_restart_is_provisioned() {
+        let site = Site::new("", CONFIGURE);
+        site.answers("configure", |site, asked| {
+            site.memory.no_responders_for(SUBJECT);
+            vec![asked.reply(&site.usual("configure"))]
+        });
+        let report = site.provision();
+        let Outcome::Provisioned { restarted_at: None, .. } = report.outcome else {
+            panic!("{report:?}")
+        };
+        assert_eq!(report.reason, "");
+        assert_eq!(site.actions(), ["inventory", "configure", "restart", "restart"]);
+    }
+
+    #[test]
+    fn an_unanswered_configure_fails_the_attempt() {
+        let site = Site::new("", CONFIGURE);
+        site.silence("configure");
+        let probed = site.probed(Duration::from_secs(1));
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Failed);
+        assert_eq!(report.reason, "configuration failed: the node's time was up, after 1 try");
+    }
+
+    #[test]
+    fn a_configured_node_is_restarted_though_its_time_is_up() {
+        let site = Site::new("", CONFIGURE);
+        let probed = site.probed(Duration::from_secs(1));
+        let deadline = probed.deadline;
+        site.answers("configure", move |site, asked| {
+            at(deadline).recv().unwrap();
+            vec![asked.reply(&site.usual("configure"))]
+        });
+        let report = provision(&site.context, probed, &mut Calm::new());
+        let Outcome::Provisioned { restarted_at: Some(_), .. } = report.outcome else {
+            panic!("{report:?}")
+        };
+        assert!(Instant::now() > deadline);
+    }
+
+    #[test]
+    fn a_configuration_too_large_for_the_broker_fails_with_the_sizes() {
+        let site = Site::new("", CONFIGURE);
+        site.memory.set_max_payload(1_000);
+        let report = site.provision();
+        assert_eq!(report.outcome, Outcome::Failed);
+        let (_, sizes) = report.reason.split_once("request not sent: ").unwrap();
+        assert!(sizes.contains("exceeds the broker's limit of 1000"), "{sizes}");
+        assert!(report.reason.starts_with("configuration failed: "), "{}", report.reason);
+    }
+
+    #[test]
+    fn what_the_gate_stops_is_no_failure() {
+        // The term ended.
+        let site = Site::new("", "touch ran");
+        let probed = site.probed(LONG);
+        site.context.gate.end_term();
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Stopped(Closed::TermEnded));
+
+        // The process aborts while the helper runs.
+        let mut site = Site::new("", "echo started >go; cat go");
+        let (keep, abort) = bounded(0);
+        site.context.abort = abort;
+        let made = std::process::Command::new("mkfifo").arg(site.path("go")).status().unwrap();
+        assert!(made.success());
+        thread::scope(|scope| {
+            let go = site.path("go");
+            scope.spawn(move || {
+                let started = std::fs::read(go).unwrap();
+                assert_eq!(started, b"started\n");
+                drop(keep);
+            });
+            let report = site.provision();
+            assert_eq!(report.outcome, Outcome::Stopped(Closed::Aborted), "{report:?}");
+        });
+
+        // The connection was lost, and did not come back while the node had time.
+        let site = Site::new("", CONFIGURE);
+        let probed = site.probed(Duration::from_secs(1));
+        site.answers("configure", |site, _| {
+            site.context_gate().close(Reason::Disconnected);
+            Vec::new()
+        });
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!(report.outcome, Outcome::Stopped(Closed::Deadline), "{report:?}");
+    }
+
+    #[test]
+    fn an_operators_pause_lets_a_running_node_finish() {
+        let site = Site::new("", CONFIGURE);
+        let probed = site.probed(LONG);
+        site.context.gate.close(Reason::Operator);
+        site.context.gate.close(Reason::Draining);
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+    }
+
+    #[track_caller]
+    fn check(site: &Site, outcome: Outcome, reason: &str) {
+        let report = site.provision();
+        assert_eq!((report.outcome, report.reason.as_str()), (outcome, reason));
+    }
+
+    #[track_caller]
+    fn check_start(site: &Site, outcome: Outcome, reason: &str) {
+        let report = site.provision();
+        assert_eq!(report.outcome, outcome, "{}", report.reason);
+        assert!(report.reason.starts_with(reason), "{}", report.reason);
+    }
+
+    /// A provisioner with one node, which answers as a real one does unless told otherwise.
+    struct Site {
+        context: Context,
+        network: Network,
+        directory: PathBuf,
+        _abort: Sender<Never>,
+    }
+
+    impl Site {
+        /// With `settings` beside the necessary ones, and a helper that runs `script` in its own directory.
+        fn new(settings: &str, script: &str) -> Site {
+            static LAST: AtomicU32 = AtomicU32::new(0);
+            let number = LAST.fetch_add(1, Ordering::Relaxed);
+            let name = format!("node-test-{}-{number}", std::process::id());
+            let directory = std::env::temp_dir().join(name);
+            std::fs::create_dir(&directory).unwrap();
+            let helper = directory.join("helper");
+            std::fs::write(&helper, format!("cd {}\n{script}\n", directory.display())).unwrap();
+
+            let yaml = format!(
+                "helper: /bin/sh {}\ntoken: s3cret\nsite: test\nchoria_insecure: true\n\
+                 jwt_verify_cert: tests/vectors/captures/insecure/jwt-signer.pem\n{settings}\n",
+                helper.display()
+            );
+            let mut findings = Findings::new("test");
+            let config = Config::parse(yaml.as_bytes(), &mut findings);
+            let config = config.unwrap_or_else(|| panic!("{findings:?}"));
+
+            let memory = Memory::new();
+            let metrics = Metrics::new("test");
+            let sender = protocol::Sender {
+                identity: Identity::parse("prov1.example.net").unwrap(),
+                caller: "choria=prov1.example.net".to_owned(),
+            };
+            let codec = Codec::V1(v1::Codec::insecure(sender.clone()));
+            let rpc = Rpc::start(memory.clone(), codec, sender, "i1", 60, metrics.clone()).unwrap();
+            let limits = Limits { timeout: LONG, output_max: 1 << 20 };
+            let helper = Helper::new(config.helper.clone(), limits, metrics.clone());
+            let gate = Arc::new(Gate::new());
+            gate.open(Reason::Disconnected);
+            let (keep, abort) = bounded(0);
+
+            let network = Network { memory, gate: gate.clone(), special: Arc::default() };
+            network.listen();
+            Site {
+                context: Context {
+                    rpc,
+                    helper: Arc::new(helper),
+                    gate,
+                    metrics,
+                    config: Arc::new(config),
+                    discovery_timeout: Duration::from_secs(2),
+                    abort,
+                },
+                network,
+                directory,
+                _abort: keep,
+            }
+        }
+
+        fn provision(&self) -> Report {
+            provision(&self.context, self.probed(LONG), &mut Calm::new())
+        }
+
+        /// What the prober would hand over.
+        fn probed(&self, time: Duration) -> Probed {
+            let (sink, arrivals) = bounded(1);
+            let body = Inventory {}.body();
+            let registration =
+                self.context.rpc.send(&identity(), Action::Inventory, &body, &sink).unwrap();
+            Probed {
+                identity: identity(),
+                term: self.context.gate.begin().unwrap(),
+                registration: Some(registration),
+                inventory: arrivals.try_recv().ok(),
+                deadline: Instant::now() + time,
+            }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.join(name)
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.path(name).exists()
+        }
+
+        fn read(&self, name: &str) -> String {
+            std::fs::read_to_string(self.path(name)).unwrap()
+        }
+
+        fn write(&self, name: &str, content: &str) {
+            std::fs::write(self.path(name), content).unwrap();
+        }
+    }
+
+    impl std::ops::Deref for Site {
+        type Target = Network;
+
+        fn deref(&self) -> &Network {
+            &self.network
+        }
+    }
+
+    impl Drop for Site {
+        fn drop(&mut self) {
+            drop(std::fs::remove_dir_all(&self.directory));
+        }
+    }
+
+    type Special = Arc<dyn Fn(&Network, &Asked) -> Vec<Message> + Send + Sync>;
+
+    /// The broker, and the node behind it.
+    #[derive(Clone)]
+    struct Network {
+        memory: Arc<Memory>,
+        gate: Arc<Gate>,
+        /// Answers by action, before the usual ones.
+        special: Arc<Mutex<Vec<(String, Special)>>>,
+    }
+
+    impl Network {
+        fn listen(&self) {
+            // The memory must not own itself.
+            let memory = Arc::downgrade(&self.memory);
+            let (gate, special) = (self.gate.clone(), self.special.clone());
+            self.memory.on_publish(move |published| {
+                let Some(memory) = memory.upgrade() else { return Vec::new() };
+                let network = Network { memory, gate: gate.clone(), special: special.clone() };
+                let asked = Asked::read(published);
+                let special =
+                    special.lock().iter().find(|(action, _)| *action == asked.action).cloned();
+                match special {
+                    Some((_, answers)) => answers(&network, &asked),
+                    None => vec![asked.reply(&network.usual(&asked.action))],
+                }
+            });
+        }
+
+        fn answers(
+            &self,
+            action: &str,
+            answers: impl Fn(&Network, &Asked) -> Vec<Message> + Send + Sync + 'static,
+        ) {
+            self.special.lock().push((action.to_owned(), Arc::new(answers)));
+        }
+
+        fn answer(&self, action: &str, body: &str) {
+            let body = body.to_owned();
+            self.answers(action, move |_, asked| vec![asked.reply(&body)]);
+        }
+
+        fn silence(&self, action: &str) {
+            self.answers(action, |_, _| Vec::new());
+        }
+
+        fn context_gate(&self) -> &Gate {
+            &self.gate
+        }
+
+        fn asked(&self) -> Vec<Asked> {
+            self.memory.published().iter().map(Asked::read).collect()
+        }
+
+        fn actions(&self) -> Vec<String> {
+            self.asked().into_iter().map(|asked| asked.action).collect()
+        }
+
+        /// What the node says to `action` when all is well.
+        fn usual(&self, action: &str) -> String {
+            let input = recorded_input();
+            let data = match action {
+                "inventory" => {
+                    let inventory = input["inventory"].as_str().unwrap();
+                    serde_json::from_str(inventory).unwrap()
+                }
+                "jwt" => {
+                    // The recorded one has a date, and we have a clock.
+                    let claims = r#"{"cht":"s3cret","chpd":true,"purpose":"choria_provisioning"}"#;
+                    json!({"jwt": testing::rsa(r#"{"alg":"RS256"}"#, claims), "ecdh_public": ""})
+                }
+                "gencsr" => input["csr"].clone(),
+                _ => json!({"message": "as you wish"}),
+            };
+            good(action, &data)
+        }
+    }
+
+    /// A request as the node sees it.
+    #[derive(Debug, Clone)]
+    struct Asked {
+        reply_to: String,
+        id: String,
+        action: String,
+        body: String,
+    }
+
+    impl Asked {
+        fn read(published: &Published) -> Asked {
+            let transport: Value = serde_json::from_slice(&published.payload).unwrap();
+            let secure = STANDARD.decode(transport["data"].as_str().unwrap()).unwrap();
+            let secure: Value = serde_json::from_slice(&secure).unwrap();
+            let request: Value = serde_json::from_str(secure["message"].as_str().unwrap()).unwrap();
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            let body = text(&request["message"]);
+            Asked {
+                reply_to: text(&transport["headers"]["reply-to"]),
+                id: text(&request["envelope"]["requestid"]),
+                action: text(&serde_json::from_str::<Value>(&body).unwrap()["action"]),
+                body,
+            }
+        }
+
+        /// The node's reply with `body`.
+        fn reply(&self, body: &str) -> Message {
+            let envelope = json!({"requestid": self.id, "senderid": NODE, "agent": "x", "time": 1});
+            let reply =
+                json!({"protocol": "choria:reply:1", "message": body, "envelope": envelope});
+            let reply = reply.to_string();
+            let hash = STANDARD.encode(sha256(reply.as_bytes()));
+            let secure =
+                json!({"protocol": "choria:secure:reply:1", "message": reply, "hash": hash});
+            let transport = json!({
+                "protocol": "choria:transport:1",
+                "data": STANDARD.encode(secure.to_string()),
+                "headers": {"mc_sender": NODE},
+            });
+            Message {
+                subject: self.reply_to.clone(),
+                payload: transport.to_string().into_bytes(),
+                ..Message::default()
+            }
+        }
+    }
+
+    /// Never loses patience, and nobody needs the room.
+    struct Calm {
+        keep: Option<Sender<Never>>,
+        given_up: Receiver<Never>,
+    }
+
+    impl Calm {
+        fn new() -> Calm {
+            let (keep, given_up) = bounded(0);
+            Calm { keep: Some(keep), given_up }
+        }
+    }
+
+    impl Patience for Calm {
+        fn silent(&mut self) {}
+
+        fn answered(&mut self) -> bool {
+            true
+        }
+
+        fn given_up(&self) -> &Receiver<Never> {
+            &self.given_up
+        }
+    }
+
+    fn identity() -> Identity {
+        Identity::parse(NODE).unwrap()
+    }
+
+    fn good(action: &str, data: &Value) -> String {
+        json!({"action": action, "statuscode": 0, "statusmsg": "OK", "data": data}).to_string()
+    }
+
+    fn refusal(action: &str, code: u8, message: &str) -> String {
+        json!({"action": action, "statuscode": code, "statusmsg": message, "data": {}}).to_string()
+    }
+
+    fn recorded_input() -> Value {
+        serde_json::from_str(&testing::recorded("insecure/helper-input.json")).unwrap()
+    }
+
+    /// The body of the `configure` request that the original sent.
+    fn recorded_configure() -> String {
+        let messages = testing::recorded("insecure/messages.jsonl");
+        let published = messages.lines().map(|line| {
+            let message: Value = serde_json::from_str(line).unwrap();
+            let payload = message["payload"].as_str().unwrap().as_bytes().to_vec();
+            let subject = message["subject"].as_str().unwrap().to_owned();
+            Published { subject, reply: None, headers: Vec::new(), payload }
+        });
+        let mut requests = published.filter(|message| message.subject == SUBJECT);
+        let configure = requests.find_map(|published| {
+            let asked = Asked::read(&published);
+            (asked.action == "configure").then_some(asked)
+        });
+        configure.unwrap().body
+    }
 }
