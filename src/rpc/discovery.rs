@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender as Channel, at, select_biased, unbounded};
 
 use crate::protocol::{Codec, Identity, RequestId, subject};
-use crate::rpc::{Entry, Registration, Rpc, SendError, Shared, Sink, Unexpected};
+use crate::rpc::{
+    Ask, Entry, NoResponders, Registration, Rpc, SendError, Shared, Sink, Unexpected,
+};
 use crate::shutdown::Never;
 
 /// Longest time a discovery takes.
@@ -93,17 +95,39 @@ pub fn discover(
     abort: &Receiver<Never>,
     found: &mut dyn FnMut(Identity),
 ) -> Result<Found, DiscoveryError> {
+    discover_within(rpc, Limits { window, longest: DISCOVERY_MAX, quiet: QUIET }, abort, found)
+}
+
+/// When a discovery ends.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Without any reply.
+    window: Duration,
+    /// In any case.
+    longest: Duration,
+    /// After the last reply.
+    quiet: Duration,
+}
+
+fn discover_within(
+    rpc: &Arc<Rpc>,
+    limits: Limits,
+    abort: &Receiver<Never>,
+    found: &mut dyn FnMut(Identity),
+) -> Result<Found, DiscoveryError> {
     let (burst, replies) = Burst::new();
     let registration = rpc.register(Sink::Discovery(burst.clone()));
     // The one before ends here: from now on its nodes answer this one.
     *rpc.last_discovery.lock() = None;
+    let subject = subject::discovery();
+    let ask = Ask { subject: &subject, agent: AGENT, filter_agent: FILTER_AGENT, body: PING };
+    // That there are no nodes shows at the end of the window.
+    rpc.publish(&ask, NoResponders::Unwanted, &registration).map_err(DiscoveryError::Send)?;
     let started = Instant::now();
-    rpc.publish(&subject::discovery(), AGENT, FILTER_AGENT, PING, &registration)
-        .map_err(DiscoveryError::Send)?;
 
     let mut search = Search { rpc, id: registration.id(), seen: Found::default(), found };
-    let end = started + DISCOVERY_MAX;
-    let mut quiet = end.min(started + window);
+    let end = started + limits.longest;
+    let mut quiet = end.min(started + limits.window);
     loop {
         select_biased! {
             recv(abort) -> _ => return Err(DiscoveryError::Aborted),
@@ -111,7 +135,7 @@ pub fn discover(
                 let Ok(reply) = reply else { break };
                 burst.taken(&reply);
                 if search.read(&reply.payload) {
-                    quiet = end.min(reply.at + QUIET);
+                    quiet = end.min(reply.at + limits.quiet);
                 }
                 // What is in the channel was in time; what comes now may be late, however busy we are.
                 if reply.at >= end {
@@ -245,5 +269,203 @@ impl Burst {
     fn taken(&self, reply: &BurstReply) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(reply.payload.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::rpc::testing::{Asked, Net, tampered};
+    use crate::transport::Message;
+
+    /// Generous where a test does not mean it.
+    const LIMITS: Limits = Limits {
+        window: Duration::from_millis(20),
+        longest: Duration::from_secs(60),
+        quiet: Duration::from_millis(20),
+    };
+
+    /// Discovers and returns the names found, in order, with the counts.
+    fn run(net: &Net, limits: Limits) -> (Vec<String>, Found) {
+        let (_abort, aborted) = bounded(0);
+        let mut names = Vec::new();
+        let found = discover_within(&net.rpc, limits, &aborted, &mut |identity| {
+            names.push(identity.to_string());
+        });
+        (names, found.unwrap())
+    }
+
+    fn pong(asked: &Asked, name: &str) -> Message {
+        asked.reply_from(name, &asked.id(), "pong")
+    }
+
+    #[test]
+    fn asks_the_way_nodes_expect_it() {
+        let net = Net::new();
+        let (names, found) = run(&net, LIMITS);
+        assert_eq!((names.len(), found), (0, Found::default()));
+        let asked = net.asked().remove(0);
+        assert_eq!(asked.subject, "provisioning.broadcast.agent.discovery");
+        assert_eq!(asked.body, "cGluZw==");
+        assert_eq!(asked.envelope["agent"], "discovery");
+        assert_eq!(asked.envelope["filter"]["agent"][0], "choria_provision");
+        assert!(asked.envelope["ttl"].as_u64().unwrap() >= 30);
+    }
+
+    #[test]
+    fn finds_fifty_thousand_nodes_that_answer_at_once() {
+        let net = Net::new();
+        net.answer(|_, asked| {
+            (0..50_000).map(|n| pong(asked, &format!("n{n}.example.net"))).collect()
+        });
+        let (names, found) = run(&net, LIMITS);
+        assert_eq!(found, Found { replies: 50_000, invalid: 0 });
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 50_000);
+        assert_eq!(net.unexpected("overflow"), 0);
+    }
+
+    #[test]
+    fn reports_a_node_as_often_as_it_answers() {
+        let net = Net::new();
+        net.answer(|_, asked| vec![pong(asked, "n1"), pong(asked, "n2"), pong(asked, "n1")]);
+        let (names, found) = run(&net, LIMITS);
+        assert_eq!(names, ["n1", "n2", "n1"]);
+        assert_eq!(found.replies, 3);
+    }
+
+    #[test]
+    fn counts_identities_that_can_be_none() {
+        let net = Net::new();
+        net.answer(|_, asked| {
+            let names = ["", ">", "*", "a b", "a..b", "n1.example.net", "a\r\nPUB x 1", "n.*"];
+            names.iter().map(|name| pong(asked, name)).collect()
+        });
+        let (names, found) = run(&net, LIMITS);
+        assert_eq!(names, ["n1.example.net"]);
+        assert_eq!(found, Found { replies: 1, invalid: 7 });
+        assert_eq!(net.metrics.invalid_identities.get(), 7);
+    }
+
+    #[test]
+    fn drops_what_is_no_reply_to_it() {
+        let net = Net::new();
+        net.answer(|_, asked| {
+            vec![
+                asked.raw(b"x".to_vec()),
+                asked.raw(vec![b' '; DISCOVERY_REPLY_BYTES_MAX + 1]),
+                asked.raw(tampered("n1", &asked.id(), "pong")),
+                asked.reply_from("n1", &RequestId::random().to_string(), "pong"),
+                asked.no_responders(),
+            ]
+        });
+        let (names, found) = run(&net, LIMITS);
+        assert_eq!((names.len(), found), (0, Found::default()));
+        for (kind, count) in [("malformed", 2), ("overflow", 1), ("hash", 1), ("other_request", 1)]
+        {
+            assert_eq!(net.unexpected(kind), count, "{kind}");
+        }
+    }
+
+    #[test]
+    fn ends_when_nobody_answers_within_the_window() {
+        let net = Net::new();
+        let long = Duration::from_secs(60);
+        let window = Duration::from_millis(50);
+        let started = Instant::now();
+        run(&net, Limits { window, longest: long, quiet: long });
+        assert!((window..long).contains(&started.elapsed()));
+        // The window is no longer than the whole.
+        run(&net, Limits { window: long, longest: window, quiet: long });
+        assert!(started.elapsed() < long);
+    }
+
+    #[test]
+    fn ends_when_it_has_become_quiet() {
+        let net = Net::new();
+        net.answer(|_, asked| vec![pong(asked, "n1")]);
+        let long = Duration::from_secs(60);
+        let started = Instant::now();
+        let limits = Limits { window: long, longest: long, quiet: Duration::from_millis(50) };
+        assert_eq!(run(&net, limits).0, ["n1"]);
+        assert!(started.elapsed() < long);
+    }
+
+    #[test]
+    fn ends_in_time_although_answers_keep_coming() {
+        let net = Net::new();
+        net.answer(|_, asked| vec![pong(asked, "n1")]);
+        let long = Duration::from_secs(60);
+        let longest = Duration::from_millis(50);
+        let started = Instant::now();
+        run(&net, Limits { window: longest, longest, quiet: long });
+        assert!((longest..long).contains(&started.elapsed()));
+    }
+
+    #[test]
+    fn nonsense_does_not_prolong_it() {
+        let net = Net::new();
+        net.answer(|_, asked| vec![asked.raw(b"x".to_vec())]);
+        let long = Duration::from_secs(60);
+        let started = Instant::now();
+        let window = Duration::from_millis(20);
+        run(&net, Limits { window, longest: long, quiet: long });
+        assert!(started.elapsed() < long);
+    }
+
+    #[test]
+    fn reports_nodes_that_answer_after_its_end_until_the_next_one() {
+        let net = Net::new();
+        run(&net, LIMITS);
+        let first = net.asked().remove(0);
+        let late = net.rpc.late_finds();
+        net.memory.deliver_message(pong(&first, "n1"));
+        net.memory.deliver_message(pong(&first, "a b"));
+        net.memory.deliver_message(first.raw(b"x".to_vec()));
+        assert_eq!(late.try_recv().unwrap().as_str(), "n1");
+        assert!(late.try_recv().is_err());
+        assert_eq!(net.metrics.invalid_identities.get(), 1);
+        assert_eq!(net.unexpected("malformed"), 1);
+
+        run(&net, LIMITS);
+        net.memory.deliver_message(pong(&first, "n2"));
+        assert!(late.try_recv().is_err());
+        assert_eq!(net.unexpected("unknown_request"), 1);
+        net.memory.deliver_message(pong(&net.asked()[1], "n3"));
+        assert_eq!(late.try_recv().unwrap().as_str(), "n3");
+        assert_eq!(net.rpc.pending(), 1);
+    }
+
+    #[test]
+    fn holds_a_bounded_number_of_late_nodes() {
+        let net = Net::new();
+        run(&net, LIMITS);
+        let asked = net.asked().remove(0);
+        let pong = pong(&asked, "n1");
+        for _ in 0..LATE_FINDS_MAX + 5 {
+            net.memory.deliver_message(pong.clone());
+        }
+        assert_eq!(net.rpc.late_finds().len(), LATE_FINDS_MAX);
+        assert_eq!(net.unexpected("overflow"), 5);
+    }
+
+    #[test]
+    fn ends_on_abort_and_without_a_connection() {
+        let net = Net::new();
+        let (abort, aborted) = bounded(0);
+        drop(abort);
+        let long = Duration::from_secs(60);
+        let limits = Limits { window: long, longest: long, quiet: long };
+        let error = discover_within(&net.rpc, limits, &aborted, &mut drop).unwrap_err();
+        assert_eq!(error, DiscoveryError::Aborted);
+
+        net.memory.set_connected(false);
+        let (_abort, aborted) = bounded(0);
+        let error = discover_within(&net.rpc, limits, &aborted, &mut drop).unwrap_err();
+        assert!(matches!(error, DiscoveryError::Send(_)), "{error:?}");
+        assert_eq!(net.rpc.pending(), 0);
     }
 }

@@ -14,6 +14,8 @@ pub mod actions;
 mod attempt;
 mod discovery;
 pub mod retry;
+#[cfg(test)]
+mod testing;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -73,6 +75,20 @@ pub struct Rpc {
     last_discovery: Mutex<Option<Registration>>,
     late_finds: Receiver<Identity>,
     _subscription: Subscription,
+}
+
+/// What to send, and where.
+struct Ask<'a> {
+    subject: &'a Subject,
+    agent: &'a str,
+    filter_agent: &'a str,
+    body: &'a str,
+}
+
+/// Whether the broker shall say so when nobody hears a request.
+enum NoResponders {
+    Wanted,
+    Unwanted,
 }
 
 /// What the reader thread needs.
@@ -162,7 +178,9 @@ impl Rpc {
         sink: &Channel<Arrival>,
     ) -> Result<Registration, SendError> {
         let registration = self.register(Sink::Arrivals(sink.clone()));
-        self.publish(&subject::node(node), action.agent(), action.agent(), body, &registration)?;
+        let agent = action.agent();
+        let ask = Ask { subject: &subject::node(node), agent, filter_agent: agent, body };
+        self.publish(&ask, NoResponders::Wanted, &registration)?;
         Ok(registration)
     }
 
@@ -179,25 +197,28 @@ impl Rpc {
 
     fn publish(
         &self,
-        subject: &Subject,
-        agent: &str,
-        filter_agent: &str,
-        body: &str,
+        ask: &Ask<'_>,
+        no_responders: NoResponders,
         registration: &Registration,
     ) -> Result<(), SendError> {
         let reply_to = self.shared.subjects.for_request(registration.id);
         let payload = self.codec.encode(&Request {
             id: registration.id,
-            agent,
-            filter_agent,
-            body,
+            agent: ask.agent,
+            filter_agent: ask.filter_agent,
+            body: ask.body,
             ttl_secs: self.ttl_secs,
             unix_time: unix_time(),
             reply_to: &reply_to,
             broker_url: &self.transport.broker_url(),
         });
+        // Nodes answer to the subject within the request; the NATS one is for the broker.
+        let reply = match no_responders {
+            NoResponders::Wanted => Some(&reply_to),
+            NoResponders::Unwanted => None,
+        };
         self.transport
-            .publish(&Publish { subject, reply: Some(&reply_to), headers: &[], payload: &payload })
+            .publish(&Publish { subject: ask.subject, reply, headers: &[], payload: &payload })
             .map_err(SendError)
     }
 
@@ -273,7 +294,7 @@ impl Shared {
         sink: &Channel<Arrival>,
         message: Message,
     ) {
-        let answer = if message.status == Some(NO_RESPONDERS) && message.payload.is_empty() {
+        let answer = if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
             Answer::NoResponders
         } else {
             Answer::Payload(message.payload)
@@ -296,7 +317,7 @@ impl Shared {
 }
 
 /// The status with which a broker says that nobody listens.
-const NO_RESPONDERS: u16 = 503;
+const NO_RESPONDERS_STATUS: u16 = 503;
 
 impl Registration {
     /// The request's id.
@@ -467,5 +488,200 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{NODE, Net, good_body, payload, recorded_answers, tampered};
+    use super::*;
+
+    fn node() -> Identity {
+        Identity::parse(NODE).unwrap()
+    }
+
+    #[test]
+    fn sends_a_request_the_way_nodes_expect_it() {
+        let net = Net::new();
+        let (sink, _arrivals) = bounded(1);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let asked = net.asked().remove(0);
+        assert_eq!(asked.subject, "provisioning.node.n0.fleet.example.net");
+        assert_eq!(asked.body, "{}");
+        let prefix = "provisioning.reply.f233e84b1879ff8f207108d2dda253a5.i1.";
+        assert_eq!(asked.reply_to, format!("{prefix}{}", registration.id()));
+        assert_eq!(asked.envelope["requestid"], registration.id().as_str());
+        assert_eq!(asked.envelope["agent"], "choria_provision");
+        assert_eq!(asked.envelope["filter"]["agent"][0], "choria_provision");
+        let time = asked.envelope["time"].as_i64().unwrap();
+        assert!((unix_time() - 60..=unix_time()).contains(&time));
+    }
+
+    #[test]
+    fn hands_an_answer_to_whoever_asked() {
+        let net = Net::new();
+        net.answer(|_, asked| vec![asked.reply(&good_body(Action::Jwt))]);
+        let (sink, arrivals) = bounded(1);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let arrival = arrivals.try_recv().unwrap();
+        assert_eq!(arrival.id, registration.id());
+        assert_eq!(net.rpc.read(&node(), Action::Jwt, &arrival).unwrap().code, 0);
+    }
+
+    #[test]
+    fn forgets_a_request_with_its_registration() {
+        let net = Net::new();
+        let (sink, arrivals) = bounded(8);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        assert_eq!(net.rpc.pending(), 1);
+        drop(registration);
+        assert_eq!(net.rpc.pending(), 0);
+        let asked = net.asked().remove(0);
+        net.memory.deliver_message(asked.reply(&good_body(Action::Jwt)));
+        assert!(arrivals.is_empty());
+        assert_eq!(net.unexpected("unknown_request"), 1);
+    }
+
+    #[test]
+    fn forgets_a_request_that_was_not_sent() {
+        let net = Net::new();
+        net.memory.set_connected(false);
+        let (sink, _arrivals) = bounded(8);
+        let error = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap_err();
+        assert_eq!(error, SendError(PublishError::Disconnected));
+        assert_eq!(net.rpc.pending(), 0);
+    }
+
+    #[test]
+    fn drops_what_comes_on_other_subjects() {
+        let net = Net::new();
+        let prefix = "provisioning.reply.f233e84b1879ff8f207108d2dda253a5.i1";
+        for token in ["x", "6C1F0D5E0B8A4F0F9A3D2B7C4E5F6A71", "6c1f0d5e0b8a4f0f9a3d2b7c4e5f6a71"] {
+            assert_eq!(net.memory.deliver(&format!("{prefix}.{token}"), "x"), 1);
+        }
+        assert_eq!(net.unexpected("unknown_request"), 3);
+    }
+
+    #[test]
+    fn passes_on_that_nobody_listens() {
+        let net = Net::new();
+        net.memory.no_responders_for("provisioning.node.n0.fleet.example.net");
+        let (sink, arrivals) = bounded(1);
+        let _registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let arrival = arrivals.try_recv().unwrap();
+        let error = net.rpc.read(&node(), Action::Jwt, &arrival).unwrap_err();
+        assert_eq!(error, RpcError::NoResponders);
+    }
+
+    #[test]
+    fn redirects_later_answers() {
+        let net = Net::new();
+        let (first, first_arrivals) = bounded(1);
+        let (second, second_arrivals) = bounded(1);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &first).unwrap();
+        registration.redirect(&second);
+        net.memory.deliver_message(net.asked()[0].raw(vec![1]));
+        assert!(first_arrivals.is_empty());
+        assert_eq!(second_arrivals.len(), 1);
+    }
+
+    #[test]
+    fn says_so_when_answers_are_lost() {
+        let net = Net::new();
+        let (sink, arrivals) = bounded(100);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let asked = net.asked().remove(0);
+        for _ in 0..ANSWERS_MAX {
+            net.memory.deliver_message(asked.raw(vec![1]));
+        }
+        assert!(!registration.is_flooded());
+        net.memory.deliver_message(asked.raw(vec![1]));
+        assert!(registration.is_flooded());
+        assert_eq!(arrivals.len(), usize::try_from(ANSWERS_MAX).unwrap());
+        assert_eq!(net.unexpected("overflow"), 1);
+    }
+
+    #[test]
+    fn says_so_when_a_sink_is_full_or_an_answer_too_large() {
+        let net = Net::new();
+        let (sink, arrivals) = bounded(2);
+        let full = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let large = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let asked = net.asked();
+        net.memory.deliver_message(asked[1].raw(vec![1; FURTHER_ANSWER_BYTES_MAX + 1]));
+        assert!(!large.is_flooded(), "the first answer may be large");
+        net.memory.deliver_message(asked[1].raw(vec![1; FURTHER_ANSWER_BYTES_MAX + 1]));
+        assert!(large.is_flooded());
+        net.memory.deliver_message(asked[0].raw(vec![1]));
+        assert!(!full.is_flooded());
+        net.memory.deliver_message(asked[0].raw(vec![1]));
+        assert!(full.is_flooded());
+        assert_eq!(arrivals.len(), 2);
+    }
+
+    #[test]
+    fn accepts_only_the_answer_of_the_node_asked() {
+        let net = Net::new();
+        let (sink, _arrivals) = bounded(1);
+        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &sink).unwrap();
+        let id = registration.id();
+        let body = good_body(Action::Jwt);
+        let good = payload(NODE, id.as_str(), &body);
+        let read = |payload: Vec<u8>| {
+            let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+            net.rpc.read(&node(), Action::Jwt, &arrival)
+        };
+        assert!(read(good.clone()).is_ok());
+
+        let other = RequestId::random();
+        let forged = read(payload(NODE, other.as_str(), &body)).unwrap_err();
+        assert_eq!(forged, RpcError::Unexpected(Unexpected::OtherRequest));
+        for sender in ["n1.fleet.example.net", "", "N0.fleet.example.net", "n0.fleet.example.net "]
+        {
+            let forged = read(payload(sender, id.as_str(), &body)).unwrap_err();
+            assert_eq!(forged, RpcError::Unexpected(Unexpected::OtherSender), "{sender:?}");
+        }
+        let malformed = read(b"x".to_vec()).unwrap_err();
+        assert_eq!(malformed, RpcError::Unexpected(Unexpected::Malformed));
+        let forged = read(tampered(NODE, id.as_str(), &body)).unwrap_err();
+        assert_eq!(forged, RpcError::Unexpected(Unexpected::Hash));
+        for (kind, count) in
+            [("other_request", 1), ("other_sender", 4), ("malformed", 1), ("hash", 1)]
+        {
+            assert_eq!(net.unexpected(kind), count, "{kind}");
+        }
+    }
+
+    #[test]
+    fn tells_an_unusable_answer_from_a_foreign_one() {
+        let net = Net::new();
+        let id = RequestId::random();
+        for body in ["", "pong", "[]", "{}", &good_body(Action::Restart)] {
+            let payload = payload(NODE, id.as_str(), body);
+            let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+            let error = net.rpc.read(&node(), Action::Jwt, &arrival).unwrap_err();
+            assert!(matches!(error, RpcError::BadReply(_)), "{body}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn survives_flipped_bytes_in_every_recorded_answer() {
+        let net = Net::new();
+        let id = RequestId::random();
+        let mut random = fastrand::Rng::with_seed(5);
+        for answer in recorded_answers() {
+            let payload = payload(NODE, id.as_str(), &answer.to_string());
+            for _ in 0..50 {
+                let mut payload = payload.clone();
+                for _ in 0..random.usize(1..4) {
+                    let at = random.usize(..payload.len());
+                    payload[at] = random.u8(..);
+                }
+                let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+                if let Ok(body) = net.rpc.read(&node(), Action::Jwt, &arrival) {
+                    assert_eq!(answer["statuscode"].as_u64(), Some(u64::from(body.code)));
+                }
+            }
+        }
     }
 }
