@@ -584,3 +584,284 @@ impl std::error::Error for BadReply {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::rpc::testing::good_body;
+
+    type Messages = BTreeMap<String, String>;
+
+    /// The bodies of all recorded RPC requests and replies, by action.
+    fn recorded(capture: &str, prefix: &str) -> Vec<(String, String)> {
+        use base64::Engine;
+        let lines = capture.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines
+            .filter(|message| message["subject"].as_str().unwrap().starts_with(prefix))
+            .map(|message| {
+                let inner =
+                    |text: &Value| serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap();
+                let data = inner(&message["payload"])["data"].as_str().unwrap().to_owned();
+                let data = base64::engine::general_purpose::STANDARD.decode(data).unwrap();
+                let secure: Value = serde_json::from_slice(&data).unwrap();
+                let body = inner(&secure["message"])["message"].as_str().unwrap().to_owned();
+                let parsed: Value = serde_json::from_str(&body).unwrap_or_default();
+                (parsed["action"].as_str().unwrap_or_default().to_owned(), body)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn writes_bodies_as_the_original_does() {
+        let mut checked = 0;
+        for capture in [
+            include_str!("../../tests/vectors/captures/insecure/messages.jsonl"),
+            include_str!("../../tests/vectors/captures/x509/messages.jsonl"),
+        ] {
+            for (action, body) in recorded(capture, "provisioning.node.") {
+                assert_eq!(body_like(&action, &body), body);
+                checked += 1;
+            }
+        }
+        assert_eq!(checked, 10, "five calls in each recording");
+    }
+
+    /// Our body with the inputs of `recorded`.
+    fn body_like(action: &str, recorded: &str) -> String {
+        let request: Value = serde_json::from_str(recorded).unwrap();
+        let data = &request["data"];
+        let text = |key: &str| data[key].as_str().unwrap_or_else(|| panic!("{action} has {key}"));
+        let map = |key: &str| serde_json::from_value::<Messages>(data[key].clone()).unwrap();
+        match action {
+            "inventory" => Inventory {}.body(),
+            "jwt" => Jwt { token: text("token") }.body(),
+            "gencsr" => GenCsr { cn: text("cn"), token: text("token") }.body(),
+            "configure" => Configure {
+                action_policies: &map("action_policies"),
+                ca: text("ca"),
+                certificate: text("certificate"),
+                config: text("config"),
+                ecdh_public: text("ecdh_public"),
+                key: text("key"),
+                opa_policies: &map("opa_policies"),
+                server_jwt: text("server_jwt"),
+                ssldir: text("ssldir"),
+                token: text("token"),
+            }
+            .body(),
+            "restart" => Restart { splay_secs: 1, token: text("token") }.body(),
+            other => panic!("unknown action {other}"),
+        }
+    }
+
+    #[test]
+    fn writes_the_bodies_that_were_not_recorded() {
+        assert_eq!(
+            Gen25519 { nonce: "abc", token: "s3cret" }.body(),
+            r#"{"agent":"choria_provision","action":"gen25519","data":{"nonce":"abc","token":"s3cret"}}"#
+        );
+        assert_eq!(
+            ReleaseUpdate { repository: "https://x", token: "t", version: "0.30.2" }.body(),
+            r#"{"agent":"choria_provision","action":"release_update","data":{"repository":"https://x","token":"t","version":"0.30.2"}}"#
+        );
+        assert_eq!(
+            Shutdown { token: "" }.body(),
+            r#"{"agent":"choria_provision","action":"shutdown","data":{"token":""}}"#
+        );
+    }
+
+    #[test]
+    fn waits_as_long_as_a_node_may_take() {
+        let discovery = Duration::from_secs(2);
+        for action in Action::ALL {
+            let expected = if action == Action::Inventory { 4 } else { 22 };
+            assert_eq!(action.timeout(discovery), Duration::from_secs(expected), "{action}");
+        }
+    }
+
+    /// Whether a reply to `action` with this body is one we can use.
+    fn read(action: Action, body: &str) -> Result<(), BadReply> {
+        let body = Body::parse(body)?;
+        match action {
+            Action::Inventory => body.reply::<Inventory>().map(drop),
+            Action::Jwt => body.reply::<Jwt>().map(drop),
+            Action::Gen25519 => body.reply::<Gen25519>().map(drop),
+            Action::GenCsr => body.reply::<GenCsr>().map(drop),
+            Action::ReleaseUpdate => body.reply::<ReleaseUpdate>().map(drop),
+            Action::Configure => body.reply::<Configure>().map(drop),
+            Action::Restart => body.reply::<Restart>().map(drop),
+            Action::Shutdown => body.reply::<Shutdown>().map(drop),
+        }
+    }
+
+    /// One value of each JSON type, and some that are of the right type and still wrong.
+    fn wrong_values() -> Vec<Value> {
+        vec![
+            json!(null),
+            json!(true),
+            json!(false),
+            json!(0),
+            json!(-1),
+            json!(1.5),
+            json!(256),
+            json!("text"),
+            json!(""),
+            json!("ö".repeat(32)),
+            json!("0".repeat(63)),
+            json!("z".repeat(64)),
+            json!([]),
+            json!(["a"]),
+            json!({}),
+            json!({"a": "b"}),
+        ]
+    }
+
+    #[test]
+    fn takes_no_reply_with_a_field_that_is_missing_null_or_wrong() {
+        for action in Action::ALL {
+            let good: Value = serde_json::from_str(&good_body(action)).unwrap();
+            assert_eq!(read(action, &good.to_string()), Ok(()), "{action}");
+            check_fields(action, &good, "");
+            check_fields(action, &good, "/data");
+        }
+    }
+
+    /// Spoils each field at `pointer`; a spoilt reply must be an error, unless the field may be what it became.
+    fn check_fields(action: Action, good: &Value, pointer: &str) {
+        for (key, value) in good.pointer(pointer).unwrap().as_object().unwrap() {
+            let field = format!("{pointer}/{key}");
+            let mut spoilt = good.clone();
+            spoilt.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(key);
+            let may_be_missing = field == "/data/message"
+                || field == "/data/upgradable"
+                || action == Action::Inventory && is_unread(&field);
+            assert_eq!(
+                read(action, &spoilt.to_string()).is_ok(),
+                may_be_missing,
+                "{action}: {spoilt}"
+            );
+            for wrong in wrong_values() {
+                let mut spoilt = good.clone();
+                spoilt.pointer_mut(pointer).unwrap()[key] = wrong.clone();
+                // Text in the place of text, unless it is digits: whether it is the right one is checked elsewhere.
+                let is_same_type = value.is_string() && wrong.is_string()
+                    || value.is_boolean() && wrong.is_boolean();
+                let is_fine = match field.as_str() {
+                    "/action" => false,
+                    "/statuscode" => wrong == json!(0),
+                    // Its only output may be missing.
+                    "/data" if good["data"].get("message").is_some() => wrong.is_object(),
+                    "/data/signature" => false,
+                    "/data/public_key" if action == Action::Gen25519 => false,
+                    field if action == Action::Inventory && is_unread(field) => true,
+                    _ => is_same_type,
+                };
+                assert_eq!(
+                    read(action, &spoilt.to_string()).is_ok(),
+                    is_fine,
+                    "{action}: {spoilt}"
+                );
+            }
+        }
+    }
+
+    /// Fields of the inventory that are the helper's business only.
+    fn is_unread(field: &str) -> bool {
+        field.starts_with("/data/") && field != "/data/version" && field != "/data/upgradable"
+    }
+
+    #[test]
+    fn takes_no_list_for_an_object() {
+        assert!(Body::parse(r#"["jwt",0,"OK",{"jwt":"a","ecdh_public":"b"}]"#).is_err());
+        let body = r#"{"action":"jwt","statuscode":0,"statusmsg":"OK","data":["a","b"]}"#;
+        assert!(read(Action::Jwt, body).is_err());
+        // A reply may hold a text in the place of outputs when there are none.
+        let body = r#"{"action":"jwt","statuscode":0,"statusmsg":"OK","data":"{}"}"#;
+        assert!(read(Action::Jwt, body).is_err());
+    }
+
+    #[test]
+    fn reads_a_refusal_with_outputs_or_without() {
+        for data in ["", r#","data":{}"#, r#","data":null"#, r#","data":"{}""#] {
+            let body = format!(r#"{{"action":"","statuscode":4,"statusmsg":"no"{data}}}"#);
+            assert_eq!(Body::parse(&body).unwrap().code, 4, "{body}");
+        }
+    }
+
+    fn inventory(data: &str) -> Result<InventoryReply, BadReply> {
+        Inventory::read(serde_json::from_str(data).unwrap())
+    }
+
+    #[test]
+    fn sorts_the_inventory_as_helpers_know_it() {
+        let reply = inventory(
+            r#"{ "version" : "0.29.4", "facts": {"z": {"y": 1, "a": [ {"d":1,"c":2} , null ]}, "b": "<&>"},
+                "agents": [], "machines": {} }"#,
+        )
+        .unwrap();
+        assert_eq!(
+            reply,
+            InventoryReply {
+                data: concat!(
+                    r#"{"agents":[],"facts":{"b":"<&>","z":{"a":[{"c":2,"d":1},null],"y":1}},"#,
+                    r#""machines":{},"upgradable":false,"version":"0.29.4"}"#
+                )
+                .to_owned(),
+                version: "0.29.4".to_owned(),
+                upgradable: false,
+            }
+        );
+    }
+
+    #[test]
+    fn keeps_all_digits_and_texts_of_an_inventory() {
+        let reply = inventory(
+            r#"{"version":"v","upgradable":true,"facts":{"n":12345678901234567890123,"x":1.0,"e":1e-7,"t":"a\"\\\n\u00e9"}}"#,
+        )
+        .unwrap();
+        assert!(reply.upgradable);
+        assert_eq!(
+            reply.data,
+            r#"{"facts":{"e":1e-7,"n":12345678901234567890123,"t":"a\"\\\né","x":1.0},"upgradable":true,"version":"v"}"#
+        );
+    }
+
+    #[test]
+    fn gives_helpers_what_the_original_gives_them() {
+        let capture = include_str!("../../tests/vectors/captures/insecure/messages.jsonl");
+        let input = include_str!("../../tests/vectors/captures/insecure/helper-input.json");
+        let replies = recorded(capture, "provisioning.reply.");
+        let (_, body) = replies.iter().find(|(action, _)| action == "inventory").unwrap();
+        let reply = Body::parse(body).unwrap().reply::<Inventory>().unwrap();
+        let input: Value = serde_json::from_str(input).unwrap();
+        assert_eq!(reply.data, input["inventory"].as_str().unwrap());
+        assert_eq!(reply.version, "0.30.2");
+    }
+
+    #[test]
+    fn refuses_inventories_that_helpers_could_not_read() {
+        for facts in [
+            r#"{"a":"\ud800"}"#.to_owned(),
+            format!("{}1{}", "[".repeat(70), "]".repeat(70)),
+            format!("{}1{}", r#"{"a":"#.repeat(70), "}".repeat(70)),
+        ] {
+            let data = format!(r#"{{"version":"v","facts":{facts}}}"#);
+            assert!(inventory(&data).is_err(), "{facts}");
+        }
+        let deep = "[".repeat(1_000_000);
+        let body =
+            format!(r#"{{"action":"inventory","statuscode":0,"statusmsg":"OK","data":{deep}"#);
+        assert!(Body::parse(&body).is_err());
+    }
+
+    #[test]
+    fn counts_levels_of_text_in_text_as_text() {
+        // serde_json's own tree type would read this text as JSON, its nesting counted anew.
+        let inner = format!("{}1{}", "[".repeat(60), "]".repeat(60));
+        let data = json!({"version": "v", "facts": {"$serde_json::private::RawValue": inner}});
+        let reply = inventory(&data.to_string()).unwrap();
+        assert!(reply.data.contains(&format!(r#""$serde_json::private::RawValue":"{inner}""#)));
+    }
+}
