@@ -10,16 +10,18 @@
 //!
 //! Behaviour towards the broker follows nats.go with the options of go-choria's connector.
 
+mod keeper;
+mod reader;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased, tick};
+use crossbeam_channel::{Sender, bounded};
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::Secret;
@@ -27,25 +29,16 @@ use crate::metrics::Metrics;
 use crate::protocol::subject::Pattern;
 use crate::shutdown::Never;
 use crate::transport::backoff::{Backoff, FIVE_SEC, TWENTY_SEC};
-use crate::transport::dial::{self, Resolver, Slot};
-use crate::transport::outbox::{Ending, Gone, Wire};
+use crate::transport::connection::keeper::Keeper;
+use crate::transport::dial::Slot;
+use crate::transport::errors::{BrokerError, ErrorKind, Errors};
+use crate::transport::outbox::{Gone, Wire};
 use crate::transport::servers::{Pool, ServerAddress};
-use crate::transport::session::Session;
-use crate::transport::wire::{self, Headers, Info, Msg, Op, Parser, ProtocolError};
-use crate::transport::{Handler, Link, Message, Publish, PublishError, Subscription, Transport};
+use crate::transport::wire::{self, Info};
+use crate::transport::{Handler, Link, Publish, PublishError, Subscription, Transport};
 
 /// `max_payload` of a broker that doesn't say, and before the first connection.
 const MAX_PAYLOAD_DEFAULT: usize = 1024 * 1024;
-/// Bytes read at once.
-const READ_SIZE: usize = 64 * 1024;
-/// PINGs without an answer after which a connection is dead.
-const KEEPALIVES_MAX: usize = 2;
-/// A connection that lived shorter was no success: the wait before the next one goes on growing.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// Least time between two warnings of one kind; those between are debug messages.
-const WARNING_PAUSE: Duration = Duration::from_secs(1);
-/// Length of a broker's complaint that we keep, in characters.
-const COMPLAINT_MAX: usize = 256;
 /// `component` of our log messages.
 const COMPONENT: &str = "broker";
 
@@ -127,103 +120,6 @@ impl std::error::Error for StartError {
     }
 }
 
-/// What went wrong between us and a broker; the `kind` of the error counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ErrorKind {
-    /// No TCP connection: name, address, port or time.
-    Connect,
-    /// The broker didn't greet us, or not in time.
-    Handshake,
-    /// One side insists on TLS and the other can't.
-    Tls,
-    /// It doesn't know us, or no longer.
-    Authorization,
-    /// We may not publish or subscribe there.
-    Permissions,
-    /// One of its limits: connections, subscriptions, sizes.
-    Limit,
-    /// We read too slowly for it.
-    SlowConsumer,
-    /// One side thought the other dead.
-    Stale,
-    /// One side didn't understand the other.
-    Protocol,
-    /// It is going away.
-    Shutdown,
-    /// The connection broke.
-    Lost,
-    /// It took nothing of what we wrote.
-    Write,
-    /// A message's headers could not be read; it was delivered without.
-    BadHeader,
-    /// A message was too large to hold; it was dropped.
-    TooLarge,
-    /// A complaint we don't know.
-    Other,
-}
-
-impl ErrorKind {
-    /// Its label in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            ErrorKind::Connect => "connect",
-            ErrorKind::Handshake => "handshake",
-            ErrorKind::Tls => "tls",
-            ErrorKind::Authorization => "authorization",
-            ErrorKind::Permissions => "permissions",
-            ErrorKind::Limit => "limit",
-            ErrorKind::SlowConsumer => "slow_consumer",
-            ErrorKind::Stale => "stale",
-            ErrorKind::Protocol => "protocol",
-            ErrorKind::Shutdown => "shutdown",
-            ErrorKind::Lost => "lost",
-            ErrorKind::Write => "write",
-            ErrorKind::BadHeader => "bad_header",
-            ErrorKind::TooLarge => "too_large",
-            ErrorKind::Other => "other",
-        }
-    }
-
-    /// The kind of a broker's complaint.
-    ///
-    /// Source: the errors of nats-server's `server/errors.go`.
-    fn of_complaint(text: &str) -> ErrorKind {
-        let text = text.to_ascii_lowercase();
-        let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
-        // The order matters: a subject named in a permissions violation may hold any word.
-        if has(&["permissions violation"]) {
-            ErrorKind::Permissions
-        } else if has(&["authorization", "authentication"]) {
-            ErrorKind::Authorization
-        } else if has(&["stale connection"]) {
-            ErrorKind::Stale
-        } else if has(&["slow consumer"]) {
-            ErrorKind::SlowConsumer
-        } else if has(&["maximum"]) {
-            ErrorKind::Limit
-        } else if has(&["tls"]) {
-            ErrorKind::Tls
-        } else if has(&["server shutdown"]) {
-            ErrorKind::Shutdown
-        } else if has(&["protocol", "parser", "invalid"]) {
-            ErrorKind::Protocol
-        } else {
-            ErrorKind::Other
-        }
-    }
-}
-
-/// An error of the connection, for people.
-#[derive(Debug, Clone)]
-pub struct BrokerError {
-    /// What it was.
-    pub kind: ErrorKind,
-    /// Which broker, and what it said.
-    pub text: String,
-    /// When.
-    pub at: Instant,
-}
-
 /// The connection to a broker, shared by all threads.
 #[derive(Debug)]
 pub struct Connection {
@@ -255,17 +151,8 @@ impl Connection {
             closing: AtomicBool::new(false),
             stop: Mutex::new(Some(stop)),
         });
-        let keeper = Keeper {
-            shared: Arc::clone(&shared),
-            stopped,
-            resolver: Resolver::default(),
-            random,
-            connected_before: false,
-        };
-        let keeper = thread::Builder::new()
-            .name("broker-keeper".to_owned())
-            .spawn(move || keeper.run())
-            .map_err(StartError::Thread)?;
+        let keeper = Keeper::new(Arc::clone(&shared), stopped, random);
+        let keeper = keeper.start().map_err(StartError::Thread)?;
         Ok(Arc::new(Connection { shared, keeper: Mutex::new(Some(keeper)) }))
     }
 
@@ -427,32 +314,16 @@ impl Shared {
         }
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stop.lock().is_none()
+    }
+
     /// Counts an error, keeps it for readiness and logs it.
     fn error(&self, kind: ErrorKind, text: String) {
         self.options.metrics.broker_errors.with_label_values(&[kind.label()]).inc();
         let is_news = self.errors.lock().note(kind, text.clone(), Instant::now());
         let level = if is_news { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, component = COMPONENT, kind = kind.label(); "{text}");
-    }
-}
-
-/// The last error, and when each kind was last worth a warning.
-#[derive(Debug, Default)]
-struct Errors {
-    last: Option<BrokerError>,
-    warned: BTreeMap<ErrorKind, Instant>,
-}
-
-impl Errors {
-    /// Whether the last warning of its kind is long enough ago.
-    fn note(&mut self, kind: ErrorKind, text: String, now: Instant) -> bool {
-        self.last = Some(BrokerError { kind, text, at: now });
-        let last = self.warned.get(&kind);
-        let is_news = last.is_none_or(|last| now.duration_since(*last) >= WARNING_PAUSE);
-        if is_news {
-            self.warned.insert(kind, now);
-        }
-        is_news
     }
 }
 
@@ -497,439 +368,5 @@ impl Subscriptions {
 
     fn handler(&self, sid: u64) -> Option<Handler> {
         self.by_sid.get(&sid).map(|(_, handler)| Arc::clone(handler))
-    }
-}
-
-/// Connects, keeps the connection alive, and connects again.
-struct Keeper {
-    shared: Arc<Shared>,
-    /// Disconnects when we must stop.
-    stopped: Receiver<Never>,
-    resolver: Resolver,
-    random: fastrand::Rng,
-    connected_before: bool,
-}
-
-/// A broker that has accepted us.
-struct Greeted {
-    socket: Arc<TcpStream>,
-    parser: Parser,
-    session: Session,
-    server: ServerAddress,
-}
-
-impl Keeper {
-    fn run(mut self) {
-        let mut failures = 0;
-        while self.pause(failures) {
-            failures = if self.round() { 0 } else { failures + 1 };
-        }
-        // Handlers may hold what holds us.
-        let forgotten = std::mem::take(&mut *self.shared.subscriptions.lock());
-        drop(forgotten);
-    }
-
-    /// Waits before the next round; false when we must stop.
-    fn pause(&mut self, failures: usize) -> bool {
-        let table = match self.connected_before {
-            true => self.shared.options.again_backoff,
-            false => self.shared.options.first_backoff,
-        };
-        let wait = match failures {
-            0 => Duration::ZERO,
-            _ => table.wait(failures, &mut self.random),
-        };
-        select_biased! {
-            recv(self.stopped) -> _ => false,
-            recv(at(Instant::now() + wait)) -> _ => true,
-        }
-    }
-
-    /// Tries every broker until one accepts us, and stays with it to its end; true if it was a good while.
-    fn round(&mut self) -> bool {
-        let servers = self.shared.pool.lock().round();
-        for server in servers {
-            let begun = Instant::now();
-            match self.greet(&server) {
-                Ok(greeted) => {
-                    let ending = self.keep(greeted, begun);
-                    self.shared.slot.release();
-                    self.shared.pool.lock().try_last(&server);
-                    if !self.is_stopped() {
-                        self.shared.error(ending.kind, format!("{server}: {}", ending.reason));
-                    }
-                    return begun.elapsed() >= STABLE_AFTER;
-                }
-                Err(_) if self.is_stopped() => return false,
-                Err(Ending { kind, reason }) => {
-                    self.shared.slot.release();
-                    self.shared.error(kind, format!("could not connect to {server}: {reason}"));
-                }
-            }
-        }
-        false
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.shared.stop.lock().is_none()
-    }
-
-    /// Connects to the first address of `server` that accepts us.
-    fn greet(&self, server: &ServerAddress) -> Result<Greeted, Ending> {
-        let options = &self.shared.options;
-        let no_connection =
-            |error: io::Error| Ending { kind: ErrorKind::Connect, reason: error.to_string() };
-
-        if server.is_tls() {
-            return Err(needs_tls());
-        }
-        let deadline = Instant::now() + options.connect_timeout;
-        let addresses =
-            self.resolver.resolve(server, deadline, &self.stopped).map_err(no_connection)?;
-
-        let mut last = no_connection(io::ErrorKind::AddrNotAvailable.into());
-        for address in addresses {
-            let deadline = Instant::now() + options.connect_timeout;
-            let attempt = dial::connect(address, deadline, &self.shared.slot)
-                .map_err(no_connection)
-                .and_then(|socket| self.greet_on(socket, server));
-            match attempt {
-                Ok(greeted) => return Ok(greeted),
-                Err(ending) if self.is_stopped() => return Err(ending),
-                Err(ending) => last = ending,
-            }
-        }
-        Err(last)
-    }
-
-    /// Exchanges the first lines: its INFO, our CONNECT and PING, its PONG.
-    fn greet_on(&self, socket: Arc<TcpStream>, server: &ServerAddress) -> Result<Greeted, Ending> {
-        let options = &self.shared.options;
-        let deadline = Instant::now() + options.handshake_timeout;
-        socket.set_write_timeout(Some(options.write_timeout)).map_err(broken_greeting)?;
-
-        let mut lines = Lines { socket: &socket, parser: Parser::default(), deadline };
-        lines.until(|op| match op {
-            Op::Info(json) => {
-                let info = Info::parse(json)?;
-                self.shared.learn(&info, server);
-                if info.tls_required { Err(needs_tls()) } else { Ok(true) }
-            }
-            Op::Err(text) => Err(complaint(text)),
-            _ => Err(Ending {
-                kind: ErrorKind::Protocol,
-                reason: "it did not begin with INFO".to_owned(),
-            }),
-        })?;
-
-        let mut hello = Vec::new();
-        let (user, password) = match &options.user {
-            Some((user, password)) => (Some(user.as_str()), Some(password.expose())),
-            None => (None, None),
-        };
-        wire::connect(
-            &mut hello,
-            &wire::Connect {
-                verbose: false,
-                pedantic: false,
-                tls_required: false,
-                name: &options.name,
-                lang: "rust",
-                version: env!("CARGO_PKG_VERSION"),
-                protocol: 1,
-                headers: true,
-                no_responders: true,
-                user,
-                password,
-            },
-        );
-        hello.extend_from_slice(wire::PING);
-        lines.write(&hello)?;
-        lines.until(|op| match op {
-            Op::Pong => Ok(true),
-            // The second INFO comes before the PONG or after it.
-            Op::Info(json) => {
-                self.shared.learn(&Info::parse(json)?, server);
-                Ok(false)
-            }
-            Op::Ok => Ok(false),
-            Op::Ping => lines_pong(&socket).map(|()| false),
-            Op::Err(text) => Err(complaint(text)),
-            Op::Msg(_) | Op::Skipped { .. } => Err(Ending {
-                kind: ErrorKind::Protocol,
-                reason: "it sent a message before anybody asked".to_owned(),
-            }),
-        })?;
-
-        let parser = lines.parser;
-        socket.set_read_timeout(None).map_err(broken_greeting)?;
-        Ok(Greeted { socket, parser, session: Session::Plain, server: server.clone() })
-    }
-
-    /// Stays with one connection to its end.
-    fn keep(&mut self, greeted: Greeted, begun: Instant) -> Ending {
-        let Greeted { socket, parser, session, server } = greeted;
-        let shared = Arc::clone(&self.shared);
-        let options = &shared.options;
-        let (wake, woken) = bounded(1);
-        let wire = Arc::new(Wire::new(socket, session, wake, options.write_timeout));
-        let (end, ended) = bounded(0);
-        let reader = Reader {
-            shared: Arc::clone(&self.shared),
-            wire: Arc::clone(&wire),
-            server: server.clone(),
-            parser,
-            end,
-        };
-        let reader =
-            thread::Builder::new().name("broker-reader".to_owned()).spawn(move || reader.run());
-        let reader = match reader {
-            Ok(reader) => reader,
-            Err(error) => {
-                wire.end(ErrorKind::Other, format!("could not start the reader: {error}"));
-                return wire.ending().unwrap_or_else(unexplained);
-            }
-        };
-
-        // The broker takes lines in order: when it answers this PING, it has the SUBs before it.
-        let (answer, mut in_place) = bounded(1);
-        let attached = self.shared.subscriptions.lock().attach(Arc::clone(&wire));
-        // A connection that is gone ends the loop below.
-        let _ = attached.and_then(|()| wire.ping(Some(answer)));
-        let mut late = at(Instant::now() + options.handshake_timeout);
-        let pings = tick(options.ping_interval);
-        let mut is_up = false;
-        loop {
-            select_biased! {
-                recv(self.stopped) -> _ => wire.end(ErrorKind::Lost, "closed by us"),
-                recv(ended) -> _ => break,
-                recv(in_place) -> answered => {
-                    in_place = never();
-                    if answered.is_ok() {
-                        late = never();
-                        is_up = true;
-                        self.up(&wire, &server, begun);
-                    }
-                }
-                recv(late) -> _ => wire.end(ErrorKind::Handshake, "no answer to our subscriptions"),
-                recv(woken) -> _ => {
-                    // Whoever it fails for, the reader ends with it.
-                    let _ = wire.flush();
-                }
-                recv(pings) -> _ => {
-                    if wire.keepalives_unanswered() >= KEEPALIVES_MAX {
-                        wire.end(ErrorKind::Stale, "it does not answer PING");
-                    } else {
-                        // As above.
-                        let _ = wire.ping(None);
-                    }
-                }
-            }
-            if wire.ending().is_some() {
-                break;
-            }
-        }
-        let ending = wire.ending().unwrap_or_else(unexplained);
-        if is_up {
-            *self.shared.current.write() = None;
-            options.metrics.broker_connected.set(0);
-        }
-        self.shared.subscriptions.lock().wire = None;
-        if reader.join().is_err() {
-            log::error!(component = COMPONENT; "The reader has panicked");
-        }
-        if is_up {
-            (options.on_link)(Link::Down { reason: ending.reason.clone() });
-        }
-        ending
-    }
-
-    fn up(&mut self, wire: &Arc<Wire>, server: &ServerAddress, begun: Instant) {
-        let options = &self.shared.options;
-        let first = !std::mem::replace(&mut self.connected_before, true);
-        let url = server.to_string();
-        {
-            // What went wrong before is over.
-            let mut errors = self.shared.errors.lock();
-            if errors.last.as_ref().is_some_and(|error| error.at < begun) {
-                errors.last = None;
-            }
-        }
-        *self.shared.current.write() =
-            Some(Current { wire: Arc::clone(wire), url: Arc::from(url.as_str()) });
-        options.metrics.broker_connected.set(1);
-        if !first {
-            options.metrics.broker_reconnects.inc();
-        }
-        log::info!(component = COMPONENT; "Connected to {url}");
-        (options.on_link)(Link::Up { server: url, first });
-    }
-}
-
-/// The lines of a greeting, read until a deadline.
-struct Lines<'a> {
-    socket: &'a TcpStream,
-    parser: Parser,
-    deadline: Instant,
-}
-
-impl Lines<'_> {
-    /// Reads until `take` has what it wants.
-    fn until(&mut self, take: impl Fn(Op<'_>) -> Result<bool, Ending>) -> Result<(), Ending> {
-        let mut piece = [0; 4096];
-        loop {
-            while let Some(op) = self.parser.next()? {
-                if take(op)? {
-                    return Ok(());
-                }
-            }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(broken_greeting(io::ErrorKind::TimedOut.into()));
-            }
-            self.socket.set_read_timeout(Some(left)).map_err(broken_greeting)?;
-            match self.socket.read(&mut piece) {
-                Ok(0) => return Err(broken_greeting(io::ErrorKind::UnexpectedEof.into())),
-                Ok(len) => self.parser.feed(&piece[..len]),
-                // Its time is up, or a signal came: the loop looks.
-                Err(error) if is_retry(&error) => {}
-                Err(error) => return Err(broken_greeting(error)),
-            }
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Ending> {
-        self.socket.write_all(bytes).map_err(broken_greeting)
-    }
-}
-
-fn lines_pong(mut socket: &TcpStream) -> Result<(), Ending> {
-    socket.write_all(wire::PONG).map_err(broken_greeting)
-}
-
-fn is_retry(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
-}
-
-fn broken_greeting(error: io::Error) -> Ending {
-    let reason = match error.kind() {
-        io::ErrorKind::TimedOut => "it did not greet us in time".to_owned(),
-        io::ErrorKind::UnexpectedEof => "it closed the connection during the greeting".to_owned(),
-        _ => format!("the greeting failed: {error}"),
-    };
-    Ending { kind: ErrorKind::Handshake, reason }
-}
-
-fn needs_tls() -> Ending {
-    Ending { kind: ErrorKind::Tls, reason: "it demands TLS".to_owned() }
-}
-
-fn unexplained() -> Ending {
-    Ending { kind: ErrorKind::Lost, reason: "the connection ended".to_owned() }
-}
-
-impl From<ProtocolError> for Ending {
-    fn from(error: ProtocolError) -> Ending {
-        Ending { kind: ErrorKind::Protocol, reason: format!("it is not understood: {error}") }
-    }
-}
-
-/// A broker's complaint as an error, safe to log.
-fn complaint(text: &[u8]) -> Ending {
-    let reason: String = String::from_utf8_lossy(text)
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .take(COMPLAINT_MAX)
-        .collect();
-    Ending { kind: ErrorKind::of_complaint(&reason), reason }
-}
-
-/// Reads one connection to its end.
-struct Reader {
-    shared: Arc<Shared>,
-    wire: Arc<Wire>,
-    server: ServerAddress,
-    parser: Parser,
-    /// Dropped with the reader, which tells the keeper.
-    end: Sender<Never>,
-}
-
-impl Reader {
-    fn run(mut self) {
-        let Ending { kind, reason } = match self.read() {
-            Ok(never) => match never {},
-            Err(ending) => ending,
-        };
-        self.wire.end(kind, reason);
-        drop(self.end);
-    }
-
-    fn read(&mut self) -> Result<Never, Ending> {
-        let mut piece = vec![0; READ_SIZE];
-        let mut parser = std::mem::take(&mut self.parser);
-        loop {
-            while let Some(op) = parser.next()? {
-                self.take(op)?;
-            }
-            let lost = |reason: String| Ending { kind: ErrorKind::Lost, reason };
-            match self.wire.socket().read(&mut piece) {
-                Ok(0) => return Err(lost("it closed the connection".to_owned())),
-                Ok(len) => self
-                    .wire
-                    .open(&piece[..len], &mut parser)
-                    .map_err(|error| lost(format!("reading failed: {error}")))?,
-                Err(error) if is_retry(&error) => {}
-                Err(error) => return Err(lost(format!("reading failed: {error}"))),
-            }
-        }
-    }
-
-    fn take(&self, op: Op<'_>) -> Result<(), Ending> {
-        match op {
-            Op::Msg(message) => self.deliver(message),
-            Op::Ping => {
-                // If it is gone, the next read says so.
-                let _ = self.wire.leave(|frame| frame.extend_from_slice(wire::PONG));
-            }
-            Op::Pong => self.wire.pong(),
-            Op::Ok => {}
-            Op::Err(text) => {
-                // If it is one of those that end the connection, the broker ends it.
-                let Ending { kind, reason } = complaint(text);
-                self.shared.error(kind, format!("{} says: {reason}", self.server));
-            }
-            Op::Info(json) => self.shared.learn(&Info::parse(json)?, &self.server),
-            Op::Skipped { size, .. } => {
-                let max = wire::MESSAGE_MAX;
-                let text = format!("a message of {size} bytes exceeds our limit of {max}");
-                self.shared.error(ErrorKind::TooLarge, text);
-            }
-        }
-        Ok(())
-    }
-
-    fn deliver(&self, message: Msg<'_>) {
-        // A message that was on its way when its subscription ended has none.
-        let Some(handler) = self.shared.subscriptions.lock().handler(message.sid) else { return };
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let subject = text(message.subject);
-        let headers = match message.headers.map(Headers::parse) {
-            None => Headers::default(),
-            Some(Ok(headers)) => headers,
-            Some(Err(bad)) => {
-                self.shared.error(ErrorKind::BadHeader, format!("{bad} on {subject:?}"));
-                Headers::default()
-            }
-        };
-        handler(Message {
-            subject,
-            reply: message.reply.map(text),
-            status: headers.status,
-            headers: headers.list,
-            payload: message.payload.to_vec(),
-        });
     }
 }

@@ -48,6 +48,12 @@ impl Slot {
         self.held.lock().socket = None;
     }
 
+    /// Whether there is a socket.
+    #[cfg(test)]
+    pub(super) fn is_held(&self) -> bool {
+        self.held.lock().socket.is_some()
+    }
+
     /// Ends every wait for the socket, and for those to come.
     pub(super) fn abort(&self) {
         let mut held = self.held.lock();

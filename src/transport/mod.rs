@@ -1,8 +1,18 @@
 //! The only door to the network: publish and subscribe over one connection to a broker.
+//!
+//! | Module | What it holds |
+//! | --- | --- |
+//! | `wire` | NATS protocol lines to and from bytes; pure |
+//! | `connection` | the connection as others see it, and its two threads, `keeper` and `reader` |
+//! | `outbox` | how many threads write to one socket without a thread of its own |
+//! | `session` | what stands between frames and the bytes on the socket |
+//! | `dial`, `servers`, `backoff` | a socket, where to, and when to try again |
+//! | `errors` | what goes wrong between us and a broker |
 
 pub mod backoff;
 pub mod connection;
 mod dial;
+pub mod errors;
 #[cfg(test)]
 pub mod memory;
 mod outbox;

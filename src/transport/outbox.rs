@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::transport::connection::ErrorKind;
+use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::session::Session;
 use crate::transport::wire::{self, Parser};
 
 /// Bytes that may wait to be written; a frame that begins below it fits, and whoever finds more waits for the wire.
 const OUTBOX_MAX: usize = 256 * 1024;
-/// Bytes beyond that for what must not wait: PONG, PING, SUB and UNSUB.
+/// Bytes of PONG, SUB and UNSUB that may wait, however full the outbox is: whoever leaves them can't wait for room.
 const CONTROL_MAX: usize = 64 * 1024;
 /// Most PINGs of ours without an answer, whoever sent them.
 const PINGS_MAX: usize = 256;
@@ -33,13 +33,6 @@ const BUFFER_KEPT: usize = 2 * OUTBOX_MAX;
 /// The connection is over; [`Wire::ending`] says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gone;
-
-/// Why a connection ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ending {
-    pub(super) kind: ErrorKind,
-    pub(super) reason: String,
-}
 
 /// The writing half of one connection.
 #[derive(Debug)]
@@ -57,6 +50,8 @@ pub(super) struct Wire {
 struct Out {
     session: Session,
     bytes: Vec<u8>,
+    /// How many of them [`Wire::leave`] left.
+    left: usize,
     /// Our PINGs without an answer, oldest first, with those who wait for one.
     pings: VecDeque<Option<Sender<()>>>,
     ending: Option<Ending>,
@@ -70,7 +65,7 @@ impl Wire {
         wake: Sender<()>,
         write_timeout: Duration,
     ) -> Wire {
-        let out = Out { session, bytes: Vec::new(), pings: VecDeque::new(), ending: None };
+        let out = Out { session, bytes: Vec::new(), left: 0, pings: VecDeque::new(), ending: None };
         Wire { socket, out: Mutex::new(out), turn: Mutex::new(Vec::new()), wake, write_timeout }
     }
 
@@ -90,19 +85,23 @@ impl Wire {
             self.flush()?;
             out = self.out.lock();
         }
-        self.put(out, frame)?;
+        let out = self.put(out, frame)?;
+        drop(out);
         self.flush()
     }
 
     /// Leaves a small frame for the keeper: for the reader, and for those who hold a lock.
     pub(super) fn leave(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Gone> {
         let out = self.out.lock();
-        if out.bytes.len() >= OUTBOX_MAX + CONTROL_MAX {
+        if out.left >= CONTROL_MAX {
             drop(out);
             self.end(ErrorKind::Write, "the broker reads nothing and demands answers");
             return Err(Gone);
         }
-        self.put(out, frame)?;
+        let before = out.bytes.len();
+        let mut out = self.put(out, frame)?;
+        out.left += out.bytes.len() - before;
+        drop(out);
         self.wake();
         Ok(())
     }
@@ -114,7 +113,8 @@ impl Wire {
             return Err(Gone);
         }
         out.pings.push_back(waiter);
-        self.put(out, |bytes| bytes.extend_from_slice(wire::PING))?;
+        let out = self.put(out, |bytes| bytes.extend_from_slice(wire::PING))?;
+        drop(out);
         self.wake();
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Wire {
         if out.ending.is_some() {
             return;
         }
-        out.ending = Some(Ending { kind, reason: reason.into() });
+        out.ending = Some(Ending::new(kind, reason));
         out.bytes = Vec::new();
         let waiters = mem::take(&mut out.pings);
         drop(out);
@@ -173,21 +173,21 @@ impl Wire {
         self.out.lock().ending.clone()
     }
 
-    fn put(
+    fn put<'a>(
         &self,
-        mut out: parking_lot::MutexGuard<'_, Out>,
+        mut out: MutexGuard<'a, Out>,
         frame: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(), Gone> {
+    ) -> Result<MutexGuard<'a, Out>, Gone> {
         if out.ending.is_some() {
             return Err(Gone);
         }
         let Out { session, bytes, .. } = &mut *out;
-        let sealed = session.seal(bytes, frame);
-        drop(out);
-        sealed.map_err(|error| {
+        if let Err(error) = session.seal(bytes, frame) {
+            drop(out);
             self.end(ErrorKind::Write, error.to_string());
-            Gone
-        })
+            return Err(Gone);
+        }
+        Ok(out)
     }
 
     fn wake(&self) {
@@ -206,6 +206,7 @@ impl Wire {
                 return Ok(true);
             }
             mem::swap(&mut out.bytes, turn);
+            out.left = 0;
             drop(out);
 
             let written = write_all(&self.socket, turn, self.write_timeout);

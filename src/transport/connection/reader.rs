@@ -1,0 +1,133 @@
+//! Reads one connection to its end, and calls the handlers.
+
+use std::io::{self, Read};
+use std::mem;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::Sender;
+
+use crate::shutdown::Never;
+use crate::transport::Message;
+use crate::transport::connection::Shared;
+use crate::transport::connection::keeper::is_retry;
+use crate::transport::errors::{Ending, ErrorKind};
+use crate::transport::outbox::Wire;
+use crate::transport::servers::ServerAddress;
+use crate::transport::wire::{self, Headers, Info, Msg, Op, Parser};
+
+/// Bytes read at once.
+const READ_SIZE: usize = 64 * 1024;
+
+/// The thread that reads. It writes nothing itself, and waits for nothing but the socket.
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    wire: Arc<Wire>,
+    server: ServerAddress,
+    parser: Parser,
+    /// Dropped with the reader, which tells the keeper.
+    end: Sender<Never>,
+    /// The broker's last word, if it was a complaint: it explains why the connection ends.
+    complaint: Option<String>,
+}
+
+impl Reader {
+    /// `parser` may hold what came with the greeting.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        wire: Arc<Wire>,
+        server: ServerAddress,
+        parser: Parser,
+        end: Sender<Never>,
+    ) -> Reader {
+        Reader { shared, wire, server, parser, end, complaint: None }
+    }
+
+    pub(super) fn start(self) -> io::Result<JoinHandle<()>> {
+        thread::Builder::new().name("broker-reader".to_owned()).spawn(move || self.run())
+    }
+
+    fn run(mut self) {
+        let Ending { kind, reason } = self.read();
+        self.wire.end(kind, reason);
+        drop(self.end);
+    }
+
+    /// Reads until there is nothing more to read, and says why.
+    fn read(&mut self) -> Ending {
+        let mut parser = mem::take(&mut self.parser);
+        let mut piece = vec![0; READ_SIZE];
+        loop {
+            if let Err(ending) = self.take_all(&mut parser) {
+                return ending;
+            }
+            let opened = match self.wire.socket().read(&mut piece) {
+                Ok(0) => return self.closed(),
+                Ok(len) => self.wire.open(&piece[..len], &mut parser),
+                Err(error) if is_retry(&error) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = opened {
+                return Ending::new(ErrorKind::Lost, format!("reading failed: {error}"));
+            }
+        }
+    }
+
+    fn closed(&self) -> Ending {
+        let reason = match &self.complaint {
+            Some(complaint) => format!("it closed the connection: {complaint}"),
+            None => "it closed the connection".to_owned(),
+        };
+        Ending::new(ErrorKind::Lost, reason)
+    }
+
+    fn take_all(&mut self, parser: &mut Parser) -> Result<(), Ending> {
+        while let Some(op) = parser.next()? {
+            self.complaint = None;
+            match op {
+                Op::Msg(message) => self.deliver(message),
+                Op::Ping => {
+                    // If it is gone, the next read says so.
+                    let _ = self.wire.leave(|frame| frame.extend_from_slice(wire::PONG));
+                }
+                Op::Pong => self.wire.pong(),
+                Op::Ok => {}
+                Op::Info(json) => self.shared.learn(&Info::parse(json)?, &self.server),
+                Op::Err(text) => {
+                    // If it is one of those that end the connection, the broker ends it.
+                    let Ending { kind, reason } = Ending::complaint(text);
+                    self.shared.error(kind, format!("{} says: {reason}", self.server));
+                    self.complaint = Some(reason);
+                }
+                Op::Skipped { size, .. } => {
+                    let max = wire::MESSAGE_MAX;
+                    let text = format!("a message of {size} bytes exceeds our limit of {max}");
+                    self.shared.error(ErrorKind::TooLarge, text);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&self, message: Msg<'_>) {
+        // A message that was on its way when its subscription ended has none.
+        let Some(handler) = self.shared.subscriptions.lock().handler(message.sid) else { return };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let subject = text(message.subject);
+        let headers = match message.headers.map(Headers::parse) {
+            None => Headers::default(),
+            Some(Ok(headers)) => headers,
+            Some(Err(bad)) => {
+                self.shared.error(ErrorKind::BadHeader, format!("{bad} on {subject:?}"));
+                Headers::default()
+            }
+        };
+        handler(Message {
+            subject,
+            reply: message.reply.map(text),
+            status: headers.status,
+            headers: headers.list,
+            payload: message.payload.to_vec(),
+        });
+    }
+}

@@ -1,0 +1,196 @@
+//! What goes wrong between us and a broker: kinds to count, texts for people.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::transport::wire::ProtocolError;
+
+/// Least time between two warnings of one kind; those between are debug messages.
+const WARNING_PAUSE: Duration = Duration::from_secs(1);
+/// Length of a broker's complaint that we keep, in characters.
+const COMPLAINT_MAX: usize = 256;
+
+/// What went wrong between us and a broker; the `kind` of the error counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ErrorKind {
+    /// No TCP connection: name, address, port or time.
+    Connect,
+    /// The broker didn't greet us, or not in time.
+    Handshake,
+    /// One side insists on TLS and the other can't.
+    Tls,
+    /// It doesn't know us, or no longer.
+    Authorization,
+    /// We may not publish or subscribe there.
+    Permissions,
+    /// One of its limits: connections, subscriptions, sizes.
+    Limit,
+    /// We read too slowly for it.
+    SlowConsumer,
+    /// One side thought the other dead.
+    Stale,
+    /// One side didn't understand the other.
+    Protocol,
+    /// It is going away.
+    Shutdown,
+    /// The connection broke.
+    Lost,
+    /// It took nothing of what we wrote.
+    Write,
+    /// A message's headers could not be read; it was delivered without.
+    BadHeader,
+    /// A message was too large to hold; it was dropped.
+    TooLarge,
+    /// A complaint we don't know.
+    Other,
+}
+
+impl ErrorKind {
+    /// Its label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            ErrorKind::Connect => "connect",
+            ErrorKind::Handshake => "handshake",
+            ErrorKind::Tls => "tls",
+            ErrorKind::Authorization => "authorization",
+            ErrorKind::Permissions => "permissions",
+            ErrorKind::Limit => "limit",
+            ErrorKind::SlowConsumer => "slow_consumer",
+            ErrorKind::Stale => "stale",
+            ErrorKind::Protocol => "protocol",
+            ErrorKind::Shutdown => "shutdown",
+            ErrorKind::Lost => "lost",
+            ErrorKind::Write => "write",
+            ErrorKind::BadHeader => "bad_header",
+            ErrorKind::TooLarge => "too_large",
+            ErrorKind::Other => "other",
+        }
+    }
+
+    /// The kind of a broker's complaint.
+    ///
+    /// Source: the errors of nats-server's `server/errors.go`.
+    fn of_complaint(text: &str) -> ErrorKind {
+        let text = text.to_ascii_lowercase();
+        let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+        // The order matters: a subject named in a permissions violation may hold any word.
+        if has(&["permissions violation"]) {
+            ErrorKind::Permissions
+        } else if has(&["authorization", "authentication"]) {
+            ErrorKind::Authorization
+        } else if has(&["stale connection"]) {
+            ErrorKind::Stale
+        } else if has(&["slow consumer"]) {
+            ErrorKind::SlowConsumer
+        } else if has(&["maximum"]) {
+            ErrorKind::Limit
+        } else if has(&["tls"]) {
+            ErrorKind::Tls
+        } else if has(&["server shutdown"]) {
+            ErrorKind::Shutdown
+        } else if has(&["protocol", "parser", "invalid"]) {
+            ErrorKind::Protocol
+        } else {
+            ErrorKind::Other
+        }
+    }
+}
+
+/// An error of the connection, for people.
+#[derive(Debug, Clone)]
+pub struct BrokerError {
+    /// What it was.
+    pub kind: ErrorKind,
+    /// Which broker, and what it said.
+    pub text: String,
+    /// When.
+    pub at: Instant,
+}
+
+/// Why a connection, or the try to make one, ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) kind: ErrorKind,
+    pub(super) reason: String,
+}
+
+impl Ending {
+    pub(super) fn new(kind: ErrorKind, reason: impl Into<String>) -> Ending {
+        Ending { kind, reason: reason.into() }
+    }
+
+    /// A broker's complaint, safe to log.
+    pub(super) fn complaint(text: &[u8]) -> Ending {
+        let reason: String = String::from_utf8_lossy(text)
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .take(COMPLAINT_MAX)
+            .collect();
+        Ending { kind: ErrorKind::of_complaint(&reason), reason }
+    }
+}
+
+impl From<ProtocolError> for Ending {
+    fn from(error: ProtocolError) -> Ending {
+        Ending::new(ErrorKind::Protocol, format!("it is not understood: {error}"))
+    }
+}
+
+/// The last error, and when each kind was last worth a warning.
+#[derive(Debug, Default)]
+pub(super) struct Errors {
+    pub(super) last: Option<BrokerError>,
+    warned: BTreeMap<ErrorKind, Instant>,
+}
+
+impl Errors {
+    /// Whether the last warning of its kind is long enough ago.
+    pub(super) fn note(&mut self, kind: ErrorKind, text: String, now: Instant) -> bool {
+        self.last = Some(BrokerError { kind, text, at: now });
+        let last = self.warned.get(&kind);
+        let is_news = last.is_none_or(|last| now.duration_since(*last) >= WARNING_PAUSE);
+        if is_news {
+            self.warned.insert(kind, now);
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_told_apart() {
+        for (text, kind) in [
+            ("Authorization Violation", ErrorKind::Authorization),
+            ("Authentication Timeout", ErrorKind::Authorization),
+            ("User Authentication Expired", ErrorKind::Authorization),
+            ("Permissions Violation for Subscription to \"a\"", ErrorKind::Permissions),
+            ("Stale Connection", ErrorKind::Stale),
+            ("Slow Consumer", ErrorKind::SlowConsumer),
+            ("maximum connections exceeded", ErrorKind::Limit),
+            ("Maximum Payload Violation", ErrorKind::Limit),
+            ("Secure Connection - TLS Required", ErrorKind::Tls),
+            ("Server Shutdown", ErrorKind::Shutdown),
+            ("Unknown Protocol Operation", ErrorKind::Protocol),
+            ("Invalid Subject", ErrorKind::Protocol),
+            ("Something New", ErrorKind::Other),
+            ("", ErrorKind::Other),
+        ] {
+            assert_eq!(ErrorKind::of_complaint(text), kind, "{text}");
+        }
+        assert_eq!(Ending::complaint(&[b'\xff'; 10_000]).reason.chars().count(), COMPLAINT_MAX);
+    }
+
+    #[test]
+    fn warnings_of_one_kind_keep_a_distance() {
+        let mut errors = Errors::default();
+        let now = Instant::now();
+        assert!(errors.note(ErrorKind::Permissions, "a".to_owned(), now));
+        assert!(!errors.note(ErrorKind::Permissions, "b".to_owned(), now));
+        assert!(errors.note(ErrorKind::Lost, "c".to_owned(), now));
+        assert!(errors.note(ErrorKind::Permissions, "d".to_owned(), now + WARNING_PAUSE));
+        assert_eq!(errors.last.unwrap().text, "d");
+    }
+}
