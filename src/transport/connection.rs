@@ -12,6 +12,8 @@
 
 mod keeper;
 mod reader;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
