@@ -29,10 +29,16 @@ pub struct Verified {
 }
 
 /// The verified token, and its claims as the helper gets them.
-#[derive(Debug)]
 struct Shown {
     token: ProvisioningToken,
     claims: Box<RawValue>,
+}
+
+/// The claims hold the provisioning token and the broker's password.
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.token.fmt(f)
+    }
 }
 
 impl Verified {
@@ -464,6 +470,7 @@ mod tests {
         assert_eq!(ready.identity(), &node());
         assert_eq!(ready.inventory(), "{}");
         assert!(ready.claims().unwrap().get().starts_with(r#"{"cht":"s3cret","chs":false,"#));
+        assert!(!format!("{ready:?}").contains("s3cret"));
         let csr = ready.csr().unwrap();
         assert_eq!(
             (csr.csr.pem(), &*csr.public_key, &*csr.ssldir),
