@@ -1564,6 +1564,23 @@ mod tests {
     }
 
     #[test]
+    fn hears_of_a_second_answer_that_came_before_it_took_over() {
+        let bench = Bench::new();
+        let (sink, heard) = bounded(8);
+        let registration = bench.net.rpc.send(&bench.node, Action::Inventory, "{}", &sink).unwrap();
+        let asked = bench.net.asked().remove(0);
+        bench.net.memory.deliver_message(asked.reply(&good_body(Action::Inventory)));
+        bench.net.memory.deliver_message(asked.reply("something else"));
+
+        let mut calm = Calm::new();
+        let mut attempt = bench.attempt(&mut calm);
+        attempt.adopt(registration, heard.try_recv().unwrap());
+        assert_eq!(call(&mut attempt, Action::Inventory), Ok(()));
+        let differs = Contradiction::Differs { action: Action::Inventory };
+        assert_eq!(attempt.contradicted(), Some(&differs));
+    }
+
+    #[test]
     fn asks_again_when_the_prober_heard_nonsense() {
         let bench = Bench::new();
         let (sink, heard) = bounded(1);

@@ -227,7 +227,7 @@ impl Shared {
 
 impl Registration {
     fn listen_for_late_finds(&self, codec: Codec) {
-        *self.entry.sink.lock() = Sink::LateFinds(codec);
+        self.entry.route.lock().sink = Sink::LateFinds(codec);
     }
 }
 

@@ -101,9 +101,15 @@ struct Shared {
 
 /// A request whose answers somebody wants.
 struct Entry {
-    sink: Mutex<Sink>,
+    route: Mutex<Route>,
     answers: AtomicU32,
     flooded: AtomicBool,
+}
+
+struct Route {
+    sink: Sink,
+    /// A copy of the second answer: who takes the request over must see it, and whoever has it now looks at the first only.
+    second: Option<Arrival>,
 }
 
 /// Where answers go.
@@ -187,7 +193,7 @@ impl Rpc {
     fn register(&self, sink: Sink) -> Registration {
         let id = RequestId::random();
         let entry = Arc::new(Entry {
-            sink: Mutex::new(sink),
+            route: Mutex::new(Route { sink, second: None }),
             answers: AtomicU32::new(0),
             flooded: AtomicBool::new(false),
         });
@@ -276,8 +282,9 @@ impl Shared {
         };
         let entry = self.pending.lock().get(&id).cloned();
         let Some(entry) = entry else { return self.count(Unexpected::UnknownRequest) };
-        match &*entry.sink.lock() {
-            Sink::Arrivals(sink) => self.deliver_arrival(id, &entry, sink, message),
+        let Route { sink, second } = &mut *entry.route.lock();
+        match sink {
+            Sink::Arrivals(sink) => self.deliver_arrival(id, &entry, sink, second, message),
             Sink::Discovery(burst) => {
                 if !burst.push(message.payload) {
                     self.count(Unexpected::Overflow);
@@ -292,6 +299,7 @@ impl Shared {
         id: RequestId,
         entry: &Entry,
         sink: &Channel<Arrival>,
+        second: &mut Option<Arrival>,
         message: Message,
     ) {
         let answer = if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
@@ -304,6 +312,9 @@ impl Shared {
         let bytes_max = if before == 0 { REPLY_BYTES_MAX } else { FURTHER_ANSWER_BYTES_MAX };
         let fits = before < ANSWERS_MAX && bytes <= bytes_max;
         let arrival = Arrival { id, at: Instant::now(), answer };
+        if fits && before == 1 {
+            *second = Some(arrival.clone());
+        }
         if !fits || sink.try_send(arrival).is_err() {
             // Whoever waits must know that something was said that nobody heard: it may have been the truth.
             entry.flooded.store(true, Ordering::Release);
@@ -330,9 +341,19 @@ impl Registration {
         self.sent_at
     }
 
-    /// Sends further answers to `sink`.
+    /// Sends further answers to `sink`, among them those that came already after the first one.
     pub fn redirect(&self, sink: &Channel<Arrival>) {
-        *self.entry.sink.lock() = Sink::Arrivals(sink.clone());
+        let mut route = self.entry.route.lock();
+        let lost = match route.second.take() {
+            // The second one is kept; whether a third one said the same, nobody knows.
+            Some(second) => {
+                let answers = self.entry.answers.load(Ordering::Relaxed);
+                sink.try_send(second).is_err() || answers > 2
+            }
+            None => false,
+        };
+        self.entry.flooded.fetch_or(lost, Ordering::Release);
+        route.sink = Sink::Arrivals(sink.clone());
     }
 
     /// Whether answers were lost for their number or size, so that nobody knows whether they agreed.
@@ -574,15 +595,30 @@ mod tests {
     }
 
     #[test]
-    fn redirects_later_answers() {
-        let net = Net::new();
-        let (first, first_arrivals) = bounded(1);
-        let (second, second_arrivals) = bounded(1);
-        let registration = net.rpc.send(&node(), Action::Jwt, "{}", &first).unwrap();
-        registration.redirect(&second);
-        net.memory.deliver_message(net.asked()[0].raw(vec![1]));
-        assert!(first_arrivals.is_empty());
-        assert_eq!(second_arrivals.len(), 1);
+    fn redirects_all_answers_but_the_first() {
+        for before in 0..4 {
+            let net = Net::new();
+            let (first, first_arrivals) = bounded(8);
+            let (second, second_arrivals) = bounded(8);
+            let registration = net.rpc.send(&node(), Action::Jwt, "{}", &first).unwrap();
+            let asked = net.asked().remove(0);
+            for n in 0..before {
+                net.memory.deliver_message(asked.raw(vec![n]));
+            }
+            registration.redirect(&second);
+            net.memory.deliver_message(asked.raw(vec![before]));
+            assert_eq!(first_arrivals.len(), usize::from(before));
+            let redirected: Vec<u8> = second_arrivals
+                .try_iter()
+                .map(|arrival| match arrival.answer {
+                    Answer::Payload(payload) => payload[0],
+                    Answer::NoResponders => unreachable!("only payloads were sent"),
+                })
+                .collect();
+            let expected = if before < 2 { vec![before] } else { vec![1, before] };
+            assert_eq!(redirected, expected);
+            assert_eq!(registration.is_flooded(), before > 2, "the third one was seen by nobody");
+        }
     }
 
     #[test]
