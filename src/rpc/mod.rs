@@ -7,7 +7,7 @@
 //! [`Attempt`] makes all the calls to one node: tries, pauses, late and contradicting answers. Which calls, and what
 //! becomes of the node, is for `node` to say; a reply that is well-formed is still unverified.
 //!
-//! The broker's reader thread runs [`Shared::deliver`] for each message: it looks up the id and passes the bytes on,
+//! The broker's reader thread runs `Shared::deliver` for each message: it looks up the id and passes the bytes on,
 //! unread. Decoding happens on the thread of whoever waits.
 
 pub mod actions;
