@@ -16,3 +16,4 @@ pub mod protocol;
 pub mod rpc;
 pub mod shutdown;
 pub mod transport;
+pub mod version;
