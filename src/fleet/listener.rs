@@ -23,8 +23,8 @@ use crate::transport::{Handler, Message, Subscription, Transport};
 
 /// Events that wait to be read: what a fleet that starts all at once sends while we look away for a moment.
 pub const EVENTS_MAX: usize = 65_536;
-/// Bytes of all events that wait; a real one has 500.
-pub const EVENT_BYTES_MAX: usize = 16 << 20;
+/// Bytes of all events that wait: so many real ones, which have 600 at most.
+pub const EVENT_BYTES_MAX: usize = 40 << 20;
 /// Bytes of one event; a longer one is none.
 pub const EVENT_LEN_MAX: usize = 64 << 10;
 /// How often a bad event is logged, and a pause mentioned.

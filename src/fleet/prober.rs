@@ -213,7 +213,7 @@ impl Prober {
         match answer {
             Answer::NoResponders => {
                 if let Some(key) = self.core.no_responders(id, at) {
-                    self.unreachable(key, "nobody listens on its subject");
+                    self.unreachable(key, "no responders: nobody listens on the node's subject");
                 }
             }
             Answer::Payload(payload) => {
