@@ -175,8 +175,9 @@ fn log_report(
         Outcome::Deferred => {
             log::info!(component = node, node, attempt, ms; "Deferred {node}: {reason}");
         }
+        // No fault of ours or theirs.
         Outcome::Busy | Outcome::NotProvisioning | Outcome::Stopped(_) => {
-            log::info!(component = node, node, attempt, ms; "Left {node} alone: {reason}");
+            log::info!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
         }
         Outcome::WrongToken => match wrong_token.lock().now(Instant::now()) {
             Some(more) => {

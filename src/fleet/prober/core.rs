@@ -117,10 +117,8 @@ pub enum Heard {
     Held,
     /// There is no room for it: the worker asks again.
     TooMuchHeld,
-    /// The same answer once more.
-    Repeated,
-    /// A second, different answer: neither is kept, the worker asks again and sees for itself.
-    Differs,
+    /// Another one counts already. `rpc` keeps this one for whoever works on the node, who sees whether they differ.
+    Further,
     /// Its probe has ended already; the node is alive after all.
     Late(Identity),
     /// It belongs to no probe.
@@ -147,7 +145,7 @@ pub enum Turn {
     Retry,
 }
 
-impl<I: Copy + Eq + Hash, R, A: PartialEq> Core<I, R, A> {
+impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
     /// No probe yet.
     pub fn new(limits: Limits) -> Core<I, R, A> {
         Core {
@@ -286,15 +284,7 @@ impl<I: Copy + Eq + Hash, R, A: PartialEq> Core<I, R, A> {
                 self.tidy();
                 if too_much { Heard::TooMuchHeld } else { Heard::Held }
             }
-            State::Answered { held, .. } => match held {
-                Some((answered_id, first, bytes)) if *answered_id == id && *first != answer => {
-                    self.held_bytes -= *bytes;
-                    *held = None;
-                    Heard::Differs
-                }
-                // An answer to the other request of this node is neither a repetition nor a contradiction.
-                _ => Heard::Repeated,
-            },
+            State::Answered { .. } => Heard::Further,
         }
     }
 
@@ -716,17 +706,13 @@ mod tests {
     }
 
     #[test]
-    fn two_different_answers_are_both_dropped_and_a_copy_is_ignored() {
+    fn the_first_answer_counts_and_further_ones_are_no_news() {
         let mut bench = Bench::new(LIMITS);
         let now = bench.start;
         let id = bench.ask(&key("a", 1), now);
         bench.core.answered(id, "x", 90, now);
-        assert_eq!(bench.core.answered(id, "x", 90, now), Heard::Repeated);
-        assert_eq!(bench.core.answered(id, "y", 90, now), Heard::Differs);
-        assert_eq!(bench.core.answered(id, "x", 90, now), Heard::Repeated);
-        let other = bench.ask(&key("b", 1), now);
-        assert_eq!(bench.core.answered(other, "x", 90, now), Heard::Held, "its memory is free");
-        assert!(bench.core.take(now).unwrap().held.is_none());
+        assert_eq!(bench.core.answered(id, "y", 90, now), Heard::Further);
+        assert_eq!(bench.core.take(now).unwrap().held.unwrap().2, "x");
     }
 
     #[test]
@@ -916,8 +902,7 @@ mod tests {
                 match random.u8(0..8) {
                     _ if ending => {}
                     0..=3 => {
-                        let answer = if random.u8(0..4) == 0 { "y" } else { "x" };
-                        bench.core.answered(id, answer, random.usize(0..60), now);
+                        bench.core.answered(id, "x", random.usize(0..60), now);
                     }
                     4 => {
                         if let Some(key) = bench.core.no_responders(id, now) {
