@@ -1,4 +1,5 @@
-//! Certificates: PEM text, and the requests nodes make for them.
+//! Certificates: PEM text, the requests nodes make for them, and our own.
 
 pub mod csr;
 pub mod pem;
+pub mod x509;

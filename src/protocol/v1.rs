@@ -7,12 +7,14 @@
 
 use std::borrow::Cow;
 use std::io::Write;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use openssl::sha::sha256;
 use serde::Deserialize;
 
+use crate::pki::x509;
 use crate::protocol::json::{Object, push_string};
 use crate::protocol::{
     COLLECTIVE, DecodeError, Layer, REPLY_BYTES_MAX, Reply, Request, RequestId, Sender,
@@ -22,18 +24,33 @@ use crate::protocol::{
 #[derive(Debug, Clone)]
 pub struct Codec {
     sender: Sender,
+    signer: Signer,
+}
+
+/// What vouches for a request.
+#[derive(Debug, Clone)]
+pub enum Signer {
+    /// Nothing: requests say `insecure` in place of signature and certificate.
+    Insecure,
+    /// Our RSA key and its certificate.
+    X509(Arc<x509::Signer>),
 }
 
 impl Codec {
-    /// For networks without security (`choria_insecure`): requests say `insecure` in place of signature and certificate.
+    /// For requests by `sender`, whom `signer` vouches for.
+    pub fn new(sender: Sender, signer: Signer) -> Codec {
+        Codec { sender, signer }
+    }
+
+    /// For networks without security (`choria_insecure`).
     pub fn insecure(sender: Sender) -> Codec {
-        Codec { sender }
+        Codec::new(sender, Signer::Insecure)
     }
 
     /// The transport document for `request`.
     pub fn encode(&self, request: &Request<'_>) -> Vec<u8> {
         let inner = self.request_document(request);
-        let secure = secure_document(&inner);
+        let secure = self.signer.secure_document(&inner);
         let identity = self.sender.identity.as_str();
 
         let mut out = String::with_capacity(secure.len() / 3 * 4 + 640);
@@ -108,12 +125,25 @@ impl Codec {
     }
 }
 
-fn secure_document(request: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(request.len() / 2 * 3 + 128);
-    out.extend_from_slice(br#"{"protocol":"choria:secure:request:1","message":"#);
-    push_string(&mut out, request);
-    out.extend_from_slice(br#","signature":"insecure","pubcert":"insecure"}"#);
-    out
+impl Signer {
+    fn secure_document(&self, request: &str) -> Vec<u8> {
+        let (signature, certificate) = match self {
+            Signer::Insecure => (Cow::Borrowed("insecure"), "insecure"),
+            Signer::X509(signer) => {
+                let signature = STANDARD.encode(signer.sign(request.as_bytes()));
+                (Cow::Owned(signature), signer.certificate())
+            }
+        };
+        let mut out = Vec::with_capacity(request.len() / 2 * 3 + certificate.len() + 512);
+        out.extend_from_slice(br#"{"protocol":"choria:secure:request:1","message":"#);
+        push_string(&mut out, request);
+        out.extend_from_slice(br#","signature":"#);
+        push_string(&mut out, &signature);
+        out.extend_from_slice(br#","pubcert":"#);
+        push_string(&mut out, certificate);
+        out.push(b'}');
+        out
+    }
 }
 
 #[derive(Deserialize)]
@@ -202,31 +232,53 @@ mod tests {
 
     #[test]
     fn writes_requests_as_the_original_does() {
-        let mut checked = 0;
-        for prefix in ["provisioning.broadcast.", "provisioning.node."] {
-            for payload in recorded(INSECURE, prefix) {
-                check_same_bytes(&payload);
-                checked += 1;
+        for (messages, signer) in [(INSECURE, Signer::Insecure), (X509, recorded_signer())] {
+            let mut checked = 0;
+            for prefix in ["provisioning.broadcast.", "provisioning.node."] {
+                for payload in recorded(messages, prefix) {
+                    check_same_bytes(&payload, &signer);
+                    checked += 1;
+                }
             }
+            assert_eq!(checked, 6, "all recorded requests were compared");
         }
-        assert_eq!(checked, 6, "all recorded requests were compared");
-        check_same_bytes(DISCOVERY);
-        check_same_bytes(INVENTORY);
+        check_same_bytes(DISCOVERY, &Signer::Insecure);
+        check_same_bytes(INVENTORY, &Signer::Insecure);
+    }
+
+    #[test]
+    fn signs_as_the_original_does() {
+        let Signer::X509(signer) = recorded_signer() else { unreachable!() };
+        for payload in recorded(X509, "provisioning.node.") {
+            let secure = secure(&payload);
+            let message = secure["message"].as_str().unwrap();
+            let signature = STANDARD.decode(secure["signature"].as_str().unwrap()).unwrap();
+            assert_eq!(signer.sign(message.as_bytes()), signature);
+            assert_ne!(signer.sign(format!("{message} ").as_bytes()), signature);
+            assert_eq!(signer.certificate(), secure["pubcert"].as_str().unwrap());
+        }
+    }
+
+    fn recorded_signer() -> Signer {
+        let certificate = include_str!("../../tests/vectors/captures/x509/prov.pem").to_owned();
+        let key = include_str!("../../tests/vectors/captures/x509/prov-key.pem");
+        Signer::X509(Arc::new(x509::Signer::new(certificate, key).unwrap()))
     }
 
     /// Takes a recorded request apart and checks that we put it together the same way.
     #[track_caller]
-    fn check_same_bytes(payload: &str) {
+    fn check_same_bytes(payload: &str, signer: &Signer) {
         let transport: Value = serde_json::from_str(payload).unwrap();
         let request: Value =
             serde_json::from_str(secure(payload)["message"].as_str().unwrap()).unwrap();
         let envelope = &request["envelope"];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
 
-        let codec = Codec::insecure(Sender {
+        let sender = Sender {
             identity: Identity::parse(&text(&envelope["senderid"])).unwrap(),
             caller: text(&envelope["callerid"]),
-        });
+        };
+        let codec = Codec::new(sender, signer.clone());
         let encoded = codec.encode(&Request {
             id: RequestId::parse(&text(&envelope["requestid"])).unwrap(),
             agent: &text(&envelope["agent"]),

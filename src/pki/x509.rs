@@ -1,0 +1,249 @@
+//! Our own certificate and key, as far as they sign requests of protocol version 1.
+//!
+//! Texts in, values out; reading the files is left to others. The certificate's dates and issuer are not looked at: brokers and nodes do
+//! that, and theirs is the clock that counts.
+
+use std::fmt;
+
+use openssl::error::ErrorStack;
+use openssl::hash::MessageDigest;
+use openssl::pkey::{Id, PKey, Private};
+use openssl::sign;
+use openssl::x509::X509;
+
+use super::pem;
+
+/// Sizes of RSA keys we accept, in bits; the upper end is OpenSSL's own.
+const RSA_BITS: std::ops::RangeInclusive<u32> = 1024..=16_384;
+
+/// Signs requests with the private half of a certificate that goes along.
+pub struct Signer {
+    /// The whole content of the certificate file, intermediates included.
+    certificate: String,
+    key: PKey<Private>,
+}
+
+impl Signer {
+    /// Takes the contents of a certificate file and of its key's file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if one of them can't be read, the key is encrypted or not RSA, or the two don't belong together.
+    ///
+    /// Source: `SignBytes` and `PublicCertTXT` in go-choria's `providers/security/filesec`, which finds out at the first request.
+    pub fn new(certificate: String, key: &str) -> Result<Signer, Error> {
+        let public = certificate_of(&certificate)?
+            .public_key()
+            .map_err(|error| Error::Certificate(error.to_string()))?;
+        let key = private_key(key)?;
+        if !key.public_eq(&public) {
+            return Err(Error::Mismatch);
+        }
+        let signer = Signer { certificate, key };
+        // Whatever OpenSSL has against this key, it shall say now and not in the middle of the night.
+        signer.try_sign(b"").map_err(|error| Error::Key(error.to_string()))?;
+        Ok(signer)
+    }
+
+    /// The certificate as it goes into a request.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// The RSA signature over `message`, PKCS#1 v1.5 with SHA-256.
+    pub fn sign(&self, message: &[u8]) -> Vec<u8> {
+        self.try_sign(message).expect("the key signed when it was loaded")
+    }
+
+    fn try_sign(&self, message: &[u8]) -> Result<Vec<u8>, ErrorStack> {
+        sign::Signer::new(MessageDigest::sha256(), &self.key)?.sign_oneshot_to_vec(message)
+    }
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signer").field("key_bits", &self.key.bits()).finish_non_exhaustive()
+    }
+}
+
+fn certificate_of(text: &str) -> Result<X509, Error> {
+    if text.trim().is_empty() {
+        return Err(Error::Certificate("it is empty".to_owned()));
+    }
+    let block = pem::first_block(text).map_err(|error| Error::Certificate(error.to_string()))?;
+    if block.label != "CERTIFICATE" {
+        let label: String = block.label.chars().take(40).collect();
+        return Err(Error::Certificate(format!("the PEM block is a {label:?}")));
+    }
+    X509::from_der(&block.der).map_err(|error| Error::Certificate(error.to_string()))
+}
+
+fn private_key(text: &str) -> Result<PKey<Private>, Error> {
+    if text.trim().is_empty() {
+        return Err(Error::Key("it is empty".to_owned()));
+    }
+    // Before OpenSSL sees it: it would ask for the passphrase on the terminal.
+    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(Error::Encrypted);
+    }
+    let block = pem::first_block(text).map_err(|error| Error::Key(error.to_string()))?;
+    if !block.label.ends_with("PRIVATE KEY") {
+        let label: String = block.label.chars().take(40).collect();
+        return Err(Error::Key(format!("the PEM block is a {label:?}")));
+    }
+    // PKCS#1 or PKCS#8, whatever the label says, as the original.
+    let key =
+        PKey::private_key_from_der(&block.der).map_err(|error| Error::Key(error.to_string()))?;
+    if key.id() != Id::RSA {
+        return Err(Error::KeyKind);
+    }
+    if !RSA_BITS.contains(&key.bits()) {
+        return Err(Error::Key(format!("an RSA key of {} bits", key.bits())));
+    }
+    Ok(key)
+}
+
+/// Why a certificate and a key don't sign requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// The certificate can't be read.
+    Certificate(String),
+    /// The key can't be read or used.
+    Key(String),
+    /// The key needs a passphrase.
+    Encrypted,
+    /// The key is not RSA.
+    KeyKind,
+    /// The key is not the certificate's.
+    Mismatch,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Certificate(what) => write!(f, "could not read the certificate: {what}"),
+            Error::Key(what) => write!(f, "could not read the private key: {what}"),
+            Error::Encrypted => f.write_str(
+                "the private key is encrypted, and a daemon has nobody to ask for its passphrase",
+            ),
+            Error::KeyKind => f.write_str(
+                "the private key is not RSA, and protocol version 1 knows no other signatures",
+            ),
+            Error::Mismatch => f.write_str("the private key does not belong to the certificate"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use openssl::ec::{EcGroup, EcKey};
+    use openssl::nid::Nid;
+    use openssl::pkey::PKey;
+    use openssl::rsa::Rsa;
+    use openssl::symm::Cipher;
+
+    use super::{Error, Signer};
+
+    const CERTIFICATE: &str = include_str!("../../tests/vectors/captures/x509/prov.pem");
+    const CA: &str = include_str!("../../tests/vectors/captures/x509/ca.pem");
+    const KEY: &str = include_str!("../../tests/vectors/captures/x509/prov-key.pem");
+
+    #[test]
+    fn takes_the_key_in_either_encoding() {
+        let rsa = Rsa::private_key_from_pem(KEY.as_bytes()).unwrap();
+        let pkcs1 = text(rsa.private_key_to_pem().unwrap());
+        let pkcs8 = text(PKey::from_rsa(rsa).unwrap().private_key_to_pem_pkcs8().unwrap());
+        assert!(pkcs1.contains("BEGIN RSA PRIVATE KEY") && pkcs8.contains("BEGIN PRIVATE KEY"));
+        let expected = signer(CERTIFICATE, KEY).unwrap().sign(b"message");
+        for key in [pkcs1, pkcs8, format!("a note\n{KEY}")] {
+            assert_eq!(signer(CERTIFICATE, &key).unwrap().sign(b"message"), expected);
+        }
+    }
+
+    #[test]
+    fn keeps_the_certificate_file_as_it_is() {
+        let chain = format!("{CERTIFICATE}{CA}\n");
+        assert_eq!(signer(&chain, KEY).unwrap().certificate(), chain);
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_certificate() {
+        check("", KEY, "could not read the certificate: it is empty");
+        check(" \n", KEY, "could not read the certificate: it is empty");
+        check("x", KEY, "could not read the certificate: no PEM block found");
+        check(KEY, KEY, "could not read the certificate: the PEM block is a \"PRIVATE KEY\"");
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----";
+        let error = signer(broken, KEY).unwrap_err();
+        assert!(matches!(error, Error::Certificate(_)), "{error}");
+        check(
+            &CERTIFICATE.replace("-----END", ""),
+            KEY,
+            "could not read the certificate: the PEM block has no matching end",
+        );
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_key() {
+        check(CERTIFICATE, "", "could not read the private key: it is empty");
+        check(CERTIFICATE, "x", "could not read the private key: no PEM block found");
+        check(
+            CERTIFICATE,
+            CERTIFICATE,
+            "could not read the private key: the PEM block is a \"CERTIFICATE\"",
+        );
+        let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----";
+        let error = signer(CERTIFICATE, broken).unwrap_err();
+        assert!(matches!(error, Error::Key(_)), "{error}");
+    }
+
+    #[test]
+    fn refuses_an_encrypted_key_without_asking_for_its_passphrase() {
+        let rsa = Rsa::private_key_from_pem(KEY.as_bytes()).unwrap();
+        let old = rsa.private_key_to_pem_passphrase(Cipher::aes_256_cbc(), b"x").unwrap();
+        let new = PKey::from_rsa(rsa)
+            .unwrap()
+            .private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), b"x")
+            .unwrap();
+        let expected =
+            "the private key is encrypted, and a daemon has nobody to ask for its passphrase";
+        check(CERTIFICATE, &text(old), expected);
+        check(CERTIFICATE, &text(new), expected);
+    }
+
+    #[test]
+    fn refuses_keys_that_are_not_rsa_or_not_the_certificates() {
+        let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
+        let ec = EcKey::generate(&group).unwrap();
+        let kind = "the private key is not RSA, and protocol version 1 knows no other signatures";
+        check(CERTIFICATE, &text(ec.private_key_to_pem().unwrap()), kind);
+        let ed25519 = PKey::generate_ed25519().unwrap().private_key_to_pem_pkcs8().unwrap();
+        check(CERTIFICATE, &text(ed25519), kind);
+
+        let small = Rsa::generate(512).unwrap().private_key_to_pem().unwrap();
+        check(CERTIFICATE, &text(small), "could not read the private key: an RSA key of 512 bits");
+        let other = Rsa::generate(1024).unwrap().private_key_to_pem().unwrap();
+        check(CERTIFICATE, &text(other), "the private key does not belong to the certificate");
+        check(CA, KEY, "the private key does not belong to the certificate");
+    }
+
+    #[test]
+    fn shows_no_key_in_debug_output() {
+        let shown = format!("{:?}", signer(CERTIFICATE, KEY).unwrap());
+        assert_eq!(shown, "Signer { key_bits: 2048, .. }");
+    }
+
+    fn signer(certificate: &str, key: &str) -> Result<Signer, Error> {
+        Signer::new(certificate.to_owned(), key)
+    }
+
+    #[track_caller]
+    fn check(certificate: &str, key: &str, expected: &str) {
+        assert_eq!(signer(certificate, key).unwrap_err().to_string(), expected);
+    }
+
+    fn text(pem: Vec<u8>) -> String {
+        String::from_utf8(pem).unwrap()
+    }
+}
