@@ -41,9 +41,10 @@ fn check(helper: &str, collectives: &str) {
 #[track_caller]
 fn ask(helper: &str, identity: &str) -> Answer {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(helper);
-    let command = HelperCommand::parse(&shell_words::quote(&path.display().to_string())).unwrap();
+    let command = HelperCommand::parse(&shell_words::quote(&path.display().to_string()))
+        .expect("a helper that runs as it is");
     let limits = Limits { timeout: Duration::from_secs(60), output_max: 4 << 20 };
-    let identity = Identity::parse(identity).unwrap();
+    let identity = Identity::parse(identity).expect("a valid identity");
     let input = Input {
         identity: &identity,
         csr: None,

@@ -455,6 +455,30 @@ mod tests {
     }
 
     #[test]
+    fn any_bytes_are_an_answer_or_an_error() {
+        let good = br#"{"defer":true,"msg":"m\u00e9","configuration":{"identity":"n1","x":"1"},"server_claims":{"exp":1e3},"x":[null,-1.5]}"#;
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let mut bytes = good.to_vec();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(..bytes.len());
+                match random.u8(..3) {
+                    0 => bytes[at] = random.u8(..),
+                    1 => bytes.truncate(at),
+                    _ => bytes.insert(at, b"{}[]\",:\\0"[random.usize(..9)]),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            is_settled(&bytes);
+            refused += usize::from(Answer::read(&bytes).is_err());
+        }
+        assert!((1000..20_000).contains(&refused), "{refused} refused");
+    }
+
+    #[test]
     fn an_error_quotes_little_of_a_long_value() {
         let output = format!("{{\"defer\":\"{}\"}}", "x".repeat(1_000_000));
         let error = Answer::read(output.as_bytes()).unwrap_err().to_string();

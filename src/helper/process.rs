@@ -444,6 +444,69 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_old_kernel_without_pidfds_is_enough() {
+        let run = |script: &str, time: Duration| {
+            let command = HelperCommand::parse(&shell_words::join(["sh", "-c", script])).unwrap();
+            let abort = crossbeam_channel::never();
+            let job = job(&command, Instant::now() + time, &abort);
+            let mut process = Process::start(&job).unwrap();
+            process.pidfd = None;
+            let cause = process.attend(&job);
+            let (end, output, _) = process.end(cause, &Strays::default());
+            (end, String::from_utf8(output).unwrap())
+        };
+        let long = Duration::from_secs(60);
+        let (end, output) = run("echo one; exec >&- 2>&-; sleep 0.05; exit 7", long);
+        assert!(
+            matches!(end, End::Exited { status, held_open: false } if status.code() == Some(7)),
+            "{end:?}"
+        );
+        assert_eq!(output, "one\n");
+        let (end, output) = run("sleep 1000 & printf two", long);
+        assert!(matches!(end, End::Exited { held_open: true, .. }), "{end:?}");
+        assert_eq!(output, "two");
+        let (end, _) = run("sleep 1000", Duration::from_millis(100));
+        assert!(matches!(end, End::TimedOut), "{end:?}");
+    }
+
+    #[test]
+    fn no_run_is_started_while_too_many_killed_ones_live_on() {
+        let sleep = || Command::new("sleep").arg("1000").spawn().unwrap();
+        let strays = Strays(Mutex::new((0..STRAYS_MAX).map(|_| sleep()).collect()));
+        let command = HelperCommand::parse("sh -c 'echo {}'").unwrap();
+        let abort = crossbeam_channel::never();
+        let job = job(&command, Instant::now() + Duration::from_secs(60), &abort);
+        let error = job.run(&strays).err().unwrap();
+        assert_eq!(error.to_string(), format!("{STRAYS_MAX} killed runs have not ended yet"));
+        for child in strays.0.lock().iter_mut() {
+            child.kill().unwrap();
+        }
+        // Each ends in its own time, and one place is enough.
+        let mut last = strays.0.lock().pop().unwrap();
+        last.wait().unwrap();
+        assert!(job.run(&strays).is_ok());
+        for child in strays.0.lock().iter_mut() {
+            child.wait().unwrap();
+        }
+    }
+
+    fn job<'a>(
+        command: &'a HelperCommand,
+        deadline: Instant,
+        abort: &'a Receiver<Never>,
+    ) -> Job<'a> {
+        Job {
+            command,
+            hidden: &[],
+            input: b"{}",
+            output_max: 1 << 20,
+            deadline,
+            abort,
+            is_settled: |output| output == b"two",
+        }
+    }
+
+    #[test]
     fn stderr_is_cut_into_escaped_lines() {
         lines(b"", &[]);
         lines(b"one\n\n two\r\nthree", &["one", " two", "three"]);
