@@ -714,15 +714,22 @@ mod tests {
     }
 
     #[test]
-    fn a_grandchild_with_closed_output_lives_on() {
-        let directory = Directory::new();
-        let (go, done) = (directory.fifo("go"), directory.fifo("done"));
-        let script = format!(
-            "(read x <{go}; echo alive >{done}) >/dev/null 2>&1 & echo '{{\"msg\":\"started\"}}'"
-        );
-        says(&script, "started");
-        std::fs::write(&go, "now\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&done).unwrap(), "alive\n");
+    fn a_background_job_that_lets_go_of_stdout_lives_on() {
+        // It does so after it was forked, so the helper may have ended before.
+        for before in ["", "sleep 0.1;"] {
+            let directory = Directory::new();
+            let (go, done) = (directory.fifo("go"), directory.fifo("done"));
+            let script = format!(
+                "({before} exec >/dev/null 2>&1; read x <{go}; echo alive >{done}) & echo '{{\"msg\":\"started\"}}'"
+            );
+            says(&script, "started");
+            // Open in both directions: that waits for nobody.
+            let mut go = std::fs::OpenOptions::new().read(true).write(true).open(go).unwrap();
+            std::io::Write::write_all(&mut go, b"now\n").unwrap();
+            let (sender, answered) = crossbeam_channel::bounded(1);
+            std::thread::spawn(move || sender.send(std::fs::read_to_string(done).unwrap()));
+            assert_eq!(answered.recv_timeout(LONG).unwrap(), "alive\n", "{before}");
+        }
     }
 
     #[test]

@@ -168,12 +168,15 @@ impl Process {
                 ended_at = Some(now);
                 continue;
             }
+            let mut until = job.deadline;
             if let Some(ended_at) = ended_at {
                 if self.stdout.is_none() {
                     return Cause::Finished;
                 }
-                let grace_is_over = now >= (ended_at + GRACE).min(job.deadline);
-                if grace_is_over || !grew && (job.is_settled)(&self.output) {
+                let grace =
+                    if !grew && (job.is_settled)(&self.output) { SETTLED_GRACE } else { GRACE };
+                until = (ended_at + grace).min(job.deadline);
+                if now >= until {
                     return Cause::HeldOpen;
                 }
             }
@@ -185,7 +188,6 @@ impl Process {
                 return Cause::TimedOut;
             }
             if !grew {
-                let until = ended_at.map_or(job.deadline, |at| (at + GRACE).min(job.deadline));
                 self.wait(until.saturating_duration_since(now), ended_at.is_some());
             }
         }
@@ -402,6 +404,9 @@ fn is_blank(line: &[u8]) -> bool {
 /// How long a program that has ended may still be spoken for by those it started. A shell's `> >(tee log)` needs
 /// milliseconds; whoever needs longer is a daemon that forgot to close its stdout.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// The same when the answer is complete: time for a background job to let go of stdout, which it does after it was forked.
+const SETTLED_GRACE: Duration = Duration::from_millis(500);
 
 /// How often an abort is looked for: a channel can't be polled together with pipes.
 const ABORT_CHECK: Duration = Duration::from_millis(50);
