@@ -4,6 +4,7 @@
 //! are `rpc`'s. What an outcome means for the node's future is the registry's.
 
 pub mod step;
+pub mod upgrade;
 
 use std::fmt;
 use std::fs::File;
