@@ -832,13 +832,15 @@ mod tests {
         let own = r#"set -- $(cat /proc/self/stat); [ $5 = $$ ] && echo '{"msg":"own group"}'"#;
         says(own, "own group");
         let bench = Bench::new(
-            r#"echo "{\"msg\":\"${CARGO_MANIFEST_DIR-unset} ${CARGO_PKG_NAME-unset}\"}""#,
+            r#"env | grep -q ^PATH= && echo '{"msg":"inherited"}' || echo '{"msg":"hidden"}'"#,
         );
         let mut helper = bench.helper();
-        helper.hidden.push("CARGO_MANIFEST_DIR".into());
         let identity = Identity::parse("n1.example.net").unwrap();
-        let answer = helper.run(&input(&identity, ""), bench.deadline(), &bench.abort).unwrap();
-        assert_eq!(answer.msg, "unset choria-provisioner");
+        for expected in ["inherited", "hidden"] {
+            let answer = helper.run(&input(&identity, ""), bench.deadline(), &bench.abort).unwrap();
+            assert_eq!(answer.msg, expected);
+            helper.hidden.push("PATH".into());
+        }
         for (name, hidden) in [
             ("NOTIFY_SOCKET", true),
             ("WATCHDOG_PID", true),
