@@ -270,3 +270,229 @@ impl Prober {
         self.setup.metrics.probes_outstanding.set(gauge(self.core.asked_len()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, JoinHandle};
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::config::report::Report as Findings;
+    use crate::fleet::registry;
+    use crate::gate::Reason;
+    use crate::helper::{self, Helper};
+    use crate::node::Context;
+    use crate::protocol::Identity;
+    use crate::rpc::testing::{Net, good_body};
+
+    const SOON: Duration = Duration::from_secs(10);
+    /// The helper says nothing, so a node that reaches a worker ends as its fault.
+    const SETTINGS: &str = "helper: /bin/true\ntoken: s3cret\nchoria_insecure: true\nsite: test\n";
+
+    /// Prober and workers, with nodes in memory: those called `good` answer, those called `gone` are not there.
+    struct Bench {
+        net: Net,
+        roster: Arc<Roster>,
+        gate: Arc<Gate>,
+        done: Receiver<Done>,
+        again: Sender<Key>,
+        lost: Sender<()>,
+        stop: Option<Sender<Never>>,
+        prober: Option<JoinHandle<()>>,
+        _no_abort: Sender<Never>,
+    }
+
+    impl Bench {
+        fn new(timeout: Duration, rate: Option<u32>) -> Bench {
+            let net = Net::new();
+            net.answer(|_, asked| {
+                let identity = asked.subject.trim_start_matches("provisioning.node.").to_owned();
+                match identity.split('.').next() {
+                    Some("good") => {
+                        let body = good_body(Action::Inventory);
+                        vec![asked.reply_from(&identity, &asked.id(), &body)]
+                    }
+                    Some("gone") => vec![asked.no_responders()],
+                    _ => Vec::new(),
+                }
+            });
+            let config = Config::parse(SETTINGS.as_bytes(), &mut Findings::default()).unwrap();
+            let limits = registry::Limits::new(config.interval, config.retry_max);
+            let (roster, queues) = Roster::new(limits, 100, net.metrics.clone());
+            let (roster, gate) = (Arc::new(roster), Arc::new(Gate::new()));
+            gate.open(Reason::Disconnected);
+            let helper_limits = helper::Limits { timeout: SOON, output_max: 1000 };
+            let helper = Helper::new(config.helper.clone(), helper_limits, net.metrics.clone());
+            let (keep, abort) = bounded(0);
+            let context = Arc::new(Context {
+                rpc: net.rpc.clone(),
+                helper: Arc::new(helper),
+                gate: gate.clone(),
+                metrics: net.metrics.clone(),
+                config: Arc::new(config),
+                discovery_timeout: Duration::from_secs(2),
+                abort: abort.clone(),
+            });
+            let (done_tx, done) = bounded(100);
+            let (freed_tx, freed) = bounded(1);
+            let (again, again_rx) = bounded(10);
+            let (lost, lost_rx) = bounded(1);
+            let (stop, stopped) = bounded(0);
+            let workers =
+                Workers::start(2, context, abort, done_tx.clone(), freed_tx, net.metrics.clone())
+                    .unwrap();
+            let prober = Prober::new(Setup {
+                rpc: net.rpc.clone(),
+                roster: roster.clone(),
+                gate: gate.clone(),
+                metrics: net.metrics.clone(),
+                queues,
+                again: again_rx,
+                lost: lost_rx,
+                freed,
+                done: done_tx,
+                workers,
+                rate: RateLimit::new(rate),
+                limits: Limits { quick_max: 8, silent_max: 8, timeout, held_bytes_max: 10_000 },
+                node_timeout: SOON,
+                stop: stopped,
+            });
+            let prober = Some(thread::spawn(move || prober.run()));
+            let stop = Some(stop);
+            Bench { net, roster, gate, done, again, lost, stop, prober, _no_abort: keep }
+        }
+
+        fn sight(&self, name: &str) {
+            self.roster.sight(&Identity::parse(name).unwrap(), Sighting::Discovery);
+        }
+
+        #[track_caller]
+        fn ended(&self) -> (String, Outcome) {
+            let Done { key, report } = self.done.recv_timeout(SOON).unwrap();
+            (key.identity.to_string(), report.outcome)
+        }
+
+        fn asked(&self, name: &str) -> usize {
+            let asked = self.net.asked();
+            asked.iter().filter(|asked| asked.subject.ends_with(name)).count()
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.stop = None;
+            if let Some(prober) = self.prober.take() {
+                prober.join().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_answers_is_provisioned_and_asked_for_its_inventory_once() {
+        let bench = Bench::new(SOON, None);
+        bench.sight("good.example.net");
+        assert_eq!(bench.ended(), ("good.example.net".to_owned(), Outcome::HelperFailed));
+        assert_eq!(bench.asked("good.example.net"), 1);
+    }
+
+    #[test]
+    fn gone_and_silent_nodes_end_as_unreachable_and_leave_no_request_behind() {
+        let bench = Bench::new(Duration::from_millis(50), None);
+        bench.sight("gone.example.net");
+        assert_eq!(bench.ended(), ("gone.example.net".to_owned(), Outcome::Unreachable));
+        assert_eq!(bench.asked("gone.example.net"), 1);
+        bench.sight("silent.example.net");
+        assert_eq!(bench.ended(), ("silent.example.net".to_owned(), Outcome::Unreachable));
+        assert_eq!(bench.asked("silent.example.net"), 2);
+        let rpc = bench.net.rpc.clone();
+        drop(bench);
+        assert_eq!(rpc.pending(), 0);
+    }
+
+    #[test]
+    fn nobody_is_asked_while_the_gate_is_closed() {
+        let bench = Bench::new(SOON, None);
+        bench.gate.close(Reason::Operator);
+        bench.sight("good.example.net");
+        assert!(bench.done.recv_timeout(Duration::from_millis(100)).is_err());
+        assert_eq!(bench.asked("good.example.net"), 0);
+        bench.gate.open(Reason::Operator);
+        assert_eq!(bench.ended(), ("good.example.net".to_owned(), Outcome::HelperFailed));
+    }
+
+    #[test]
+    fn a_node_that_could_not_be_asked_is_asked_when_the_connection_is_back() {
+        let bench = Bench::new(SOON, None);
+        // The gate hears of it a moment later, as it does in life.
+        bench.net.memory.set_connected(false);
+        bench.sight("good.example.net");
+        bench.sight("gone.example.net");
+        assert!(bench.done.recv_timeout(Duration::from_millis(50)).is_err());
+        bench.gate.close(Reason::Disconnected);
+        bench.lost.send(()).unwrap();
+        bench.net.memory.set_connected(true);
+        bench.gate.open(Reason::Disconnected);
+        let mut ended = [bench.ended(), bench.ended()];
+        ended.sort_by(|left, right| left.0.cmp(&right.0));
+        assert_eq!(ended[0], ("gone.example.net".to_owned(), Outcome::Unreachable));
+        assert_eq!(ended[1], ("good.example.net".to_owned(), Outcome::HelperFailed));
+    }
+
+    #[test]
+    fn a_node_asked_before_the_connection_was_lost_is_asked_afresh() {
+        let bench = Bench::new(SOON, None);
+        bench.sight("silent.example.net");
+        wait_until(|| bench.asked("silent.example.net") == 1);
+        bench.lost.send(()).unwrap();
+        wait_until(|| bench.asked("silent.example.net") == 2);
+    }
+
+    #[test]
+    fn the_rate_limit_spaces_nodes() {
+        let bench = Bench::new(SOON, Some(10));
+        let start = Instant::now();
+        for n in 0..4 {
+            bench.sight(&format!("good.n{n}.example.net"));
+        }
+        for _ in 0..4 {
+            bench.ended();
+        }
+        assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn draining_forgets_who_waits_and_ends_the_threads() {
+        let mut bench = Bench::new(SOON, None);
+        for n in 0..50 {
+            bench.sight(&format!("silent-{n}.example.net"));
+        }
+        wait_until(|| bench.net.rpc.pending() > 0);
+        bench.stop = None;
+        bench.prober.take().unwrap().join().unwrap();
+        assert_eq!(bench.net.rpc.pending(), 0);
+        // Nobody is left who could report.
+        assert!(bench.done.recv_timeout(SOON).unwrap_err().is_disconnected());
+    }
+
+    #[test]
+    fn a_strange_key_to_ask_again_is_ignored() {
+        let bench = Bench::new(SOON, None);
+        let identity = Identity::parse("stranger.example.net").unwrap();
+        bench.again.send(Key { identity, generation: 7 }).unwrap();
+        bench.sight("good.example.net");
+        bench.ended();
+        assert_eq!(bench.asked("stranger.example.net"), 0);
+    }
+
+    /// Waits for what another thread does.
+    #[track_caller]
+    fn wait_until(condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + SOON;
+        while !condition() {
+            assert!(Instant::now() < deadline, "it never happened");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -15,7 +15,7 @@ mod attempt;
 mod discovery;
 pub mod retry;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::collections::HashMap;
 use std::fmt;

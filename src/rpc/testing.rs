@@ -14,17 +14,17 @@ use crate::rpc::{Action, Rpc};
 use crate::transport::Message;
 use crate::transport::memory::{Memory, Published};
 
-pub(super) const NODE: &str = "n0.fleet.example.net";
+pub(crate) const NODE: &str = "n0.fleet.example.net";
 
 /// A client, and the network on which its nodes are.
-pub(super) struct Net {
-    pub(super) memory: Arc<Memory>,
-    pub(super) rpc: Arc<Rpc>,
-    pub(super) metrics: Arc<Metrics>,
+pub(crate) struct Net {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) rpc: Arc<Rpc>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Net {
-    pub(super) fn new() -> Net {
+    pub(crate) fn new() -> Net {
         let memory = Memory::new();
         let metrics = Metrics::new("testing");
         let sender = Sender {
@@ -37,7 +37,7 @@ impl Net {
     }
 
     /// Lets `answer` say for each request, numbered from 1, which messages come back.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &self,
         mut answer: impl FnMut(u32, &Asked) -> Vec<Message> + Send + 'static,
     ) {
@@ -49,18 +49,18 @@ impl Net {
     }
 
     /// The requests sent so far.
-    pub(super) fn asked(&self) -> Vec<Asked> {
+    pub(crate) fn asked(&self) -> Vec<Asked> {
         self.memory.published().iter().map(Asked::read).collect()
     }
 
     /// How many replies were dropped as `kind`.
-    pub(super) fn unexpected(&self, kind: &str) -> u64 {
+    pub(crate) fn unexpected(&self, kind: &str) -> u64 {
         self.metrics.unexpected_replies.with_label_values(&[kind]).get()
     }
 
     /// The value of a series of the metrics page, without the site.
     #[track_caller]
-    pub(super) fn series(&self, name: &str) -> Option<String> {
+    pub(crate) fn series(&self, name: &str) -> Option<String> {
         let page = self.metrics.render();
         let line = page.lines().find_map(|line| line.strip_prefix(name));
         line.map(|value| value.trim().to_owned())
@@ -69,12 +69,12 @@ impl Net {
 
 /// A request as a node sees it.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
-    pub(super) subject: String,
+pub(crate) struct Asked {
+    pub(crate) subject: String,
     /// The subject for the reply, which the transport document and the NATS message must agree on.
-    pub(super) reply_to: String,
-    pub(super) envelope: Value,
-    pub(super) body: String,
+    pub(crate) reply_to: String,
+    pub(crate) envelope: Value,
+    pub(crate) body: String,
 }
 
 impl Asked {
@@ -95,32 +95,32 @@ impl Asked {
         }
     }
 
-    pub(super) fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         self.envelope["requestid"].as_str().unwrap().to_owned()
     }
 
     /// The node's answer, whose body is `body`.
-    pub(super) fn reply(&self, body: &str) -> Message {
+    pub(crate) fn reply(&self, body: &str) -> Message {
         self.reply_from(NODE, &self.id(), body)
     }
 
     /// An answer that says it is from `sender`, to the request `id`.
-    pub(super) fn reply_from(&self, sender: &str, id: &str, body: &str) -> Message {
+    pub(crate) fn reply_from(&self, sender: &str, id: &str, body: &str) -> Message {
         self.raw(payload(sender, id, body))
     }
 
     /// Any bytes on the reply subject.
-    pub(super) fn raw(&self, payload: Vec<u8>) -> Message {
+    pub(crate) fn raw(&self, payload: Vec<u8>) -> Message {
         Message { subject: self.reply_to.clone(), payload, ..Message::default() }
     }
 
-    pub(super) fn no_responders(&self) -> Message {
+    pub(crate) fn no_responders(&self) -> Message {
         Message { subject: self.reply_to.clone(), status: Some(503), ..Message::default() }
     }
 }
 
 /// A reply as nodes send it.
-pub(super) fn payload(sender: &str, id: &str, body: &str) -> Vec<u8> {
+pub(crate) fn payload(sender: &str, id: &str, body: &str) -> Vec<u8> {
     let envelope =
         json!({"requestid": id, "senderid": sender, "agent": "x", "time": 1_795_996_000});
     let reply = json!({"protocol": "choria:reply:1", "message": body, "envelope": envelope});
@@ -130,7 +130,7 @@ pub(super) fn payload(sender: &str, id: &str, body: &str) -> Vec<u8> {
 }
 
 /// A reply whose body was changed on the way, but not its hash.
-pub(super) fn tampered(sender: &str, id: &str, body: &str) -> Vec<u8> {
+pub(crate) fn tampered(sender: &str, id: &str, body: &str) -> Vec<u8> {
     let envelope =
         json!({"requestid": id, "senderid": sender, "agent": "x", "time": 1_795_996_000});
     let reply = json!({"protocol": "choria:reply:1", "message": body, "envelope": envelope});
@@ -147,13 +147,13 @@ fn transport(sender: &str, reply: &str, hash: &str) -> Vec<u8> {
 }
 
 /// The body of a refusal.
-pub(super) fn refusal(action: Action, code: u8, message: &str) -> String {
+pub(crate) fn refusal(action: Action, code: u8, message: &str) -> String {
     json!({"action": action.name(), "statuscode": code, "statusmsg": message, "data": {}})
         .to_string()
 }
 
 /// What a real node said when it agreed to `action`.
-pub(super) fn good_body(action: Action) -> String {
+pub(crate) fn good_body(action: Action) -> String {
     if matches!(action, Action::ReleaseUpdate | Action::Restart) {
         // Not recorded for the first, recorded with these words for the second.
         let data = json!({"message": "Restarting Choria Server after 2s"});
@@ -168,7 +168,7 @@ pub(super) fn good_body(action: Action) -> String {
 }
 
 /// All RPC replies that were recorded.
-pub(super) fn recorded_answers() -> Vec<Value> {
+pub(crate) fn recorded_answers() -> Vec<Value> {
     let recorded = include_str!("../../tests/vectors/captures/node-answers.jsonl");
     let lines = recorded.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.map(|line| line["answer"]["body"].clone()).filter(Value::is_object).collect()
