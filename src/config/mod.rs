@@ -189,7 +189,7 @@ impl Config {
 
     fn check(file: File, report: &mut Report) -> Option<Config> {
         refuse_what_is_not_there_yet(&file, report);
-        warn_about_unused(&file, report);
+        check_unused(&file, report);
         let features = features(file.features.as_ref(), report);
         let interval = interval(file.interval, report);
         let helper_timeout =
@@ -294,7 +294,7 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
     }
 }
 
-fn warn_about_unused(file: &File, report: &mut Report) {
+fn check_unused(file: &File, report: &mut Report) {
     if let Some(At { line, .. }) = file.broker_port {
         report.warn(line, "broker_port: has no effect, as in the original");
     }
