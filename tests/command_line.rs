@@ -1,0 +1,282 @@
+//! Starting and ending: arguments, exit codes, log targets, pid file and signals.
+//!
+//! No broker is needed: the daemon waits for one for ever.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    let output = program().arg("--help").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).contains("--choria-config") && output.stderr.is_empty());
+    let output = program().arg("--version").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), concat!(env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn wrong_arguments_end_with_2() {
+    for arguments in
+        [&["--nonsense"][..], &["run"], &["--config"], &["--config=a", "--config=b"], &[]]
+    {
+        let output = program().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert!(stderr(&output).starts_with("choria-provisioner: error: "), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_78_and_names_every_error() {
+    let site = Site::new("workers: many\nhelper: /nowhere\nintervall: 5m\n");
+    let output = site.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let said = stderr(&output);
+    for part in [
+        "p.yaml:1: workers: found the text \"many\"",
+        "p.yaml:2: helper: ",
+        "p.yaml: choria_insecure: ",
+        "warning: ",
+        "did you mean `interval`?",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    assert_eq!(said.lines().filter(|line| line.contains(": error: ")).count(), 3, "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_missing_file_ends_with_78_and_is_named() {
+    let site = Site::new(GOOD);
+    fs::remove_file(site.path("p.yaml")).unwrap();
+    let output = site.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(
+        stderr(&output).contains("p.yaml: cannot be read: No such file"),
+        "{}",
+        stderr(&output)
+    );
+    let output = program().args(["--config", "/", "--choria-config", "/nowhere"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert_eq!(stderr(&output).lines().count(), 2, "{}", stderr(&output));
+}
+
+#[test]
+fn a_log_file_that_cannot_be_opened_ends_with_78() {
+    let site = Site::new(&format!("{GOOD}logfile: /nowhere/x.log\n"));
+    let output = site.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let expected = "choria-provisioner: error: cannot open log file /nowhere/x.log: No such file or directory (os error 2)\n";
+    assert_eq!(stderr(&output), expected);
+}
+
+#[test]
+fn a_monitor_port_in_use_ends_with_1_before_any_work() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let site = Site::new(&format!("{GOOD}monitor_address: 127.0.0.1\nmonitor_port: {port}\n"));
+    let output = site.command().arg("--pid").arg(site.path("pid")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let expected =
+        format!("cannot listen on monitor port 127.0.0.1:{port}: Address already in use");
+    assert!(stdout(&output).contains(&expected), "{}", stdout(&output));
+    assert!(output.stderr.is_empty(), "said once: {}", stderr(&output));
+    assert!(!site.path("pid").exists());
+}
+
+#[test]
+fn an_error_is_shown_where_the_log_is_not() {
+    let site = Site::new(&format!("{GOOD}logfile: discard\n"));
+    let output = site.command().args(["--pid", "/nowhere/pid"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    assert!(
+        stderr(&output).contains("cannot write pid file /nowhere/pid: "),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn sigterm_ends_it_well_and_takes_the_pid_file_away() {
+    let site = Site::new(GOOD);
+    let pid_file = site.path("pid");
+    let mut daemon = site.start(&["--pid", pid_file.to_str().unwrap()]);
+    daemon.wait_for("Starting with");
+    let pid = daemon.child.id().to_string();
+    assert_eq!(fs::read_to_string(&pid_file).unwrap(), pid);
+    daemon.stop();
+    assert!(!pid_file.exists());
+}
+
+#[test]
+fn standard_output_gets_text_with_the_originals_keys() {
+    let site = Site::new(&format!("{GOOD}interval: 5s\n"));
+    let mut daemon = site.start(&[]);
+    let warning = daemon.wait_for("interval: 5s");
+    assert!(
+        warning.starts_with("time=\"20") && warning.contains("\" level=warning msg=\""),
+        "{warning}"
+    );
+    assert!(warning.ends_with("\" component=config"), "{warning}");
+    let start = daemon.wait_for("Starting with");
+    assert!(
+        start.contains(" level=info ") && start.contains(" component=provisioner version="),
+        "{start}"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn a_file_gets_json_and_is_opened_again_on_sigusr2() {
+    let site = Site::new(GOOD);
+    let log = site.path("log");
+    fs::write(site.path("p.yaml"), format!("{GOOD}logfile: {}\nmonitor_port: 0\n", log.display()))
+        .unwrap();
+    let mut daemon = site.start(&[]);
+    until(|| fs::read_to_string(&log).is_ok_and(|log| log.ends_with('\n')));
+    let first = fs::read_to_string(&log).unwrap();
+    let first: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["component"], &first["level"]), (&"provisioner".into(), &"info".into()));
+    assert!(first["msg"].as_str().unwrap().starts_with("Starting with "));
+
+    fs::rename(&log, site.path("log.1")).unwrap();
+    daemon.signal(Signal::USR2);
+    until(|| log.exists());
+    daemon.stop();
+}
+
+#[test]
+fn debug_on_the_command_line_wins_over_the_file() {
+    let site = Site::new(&format!("{GOOD}loglevel: error\n"));
+    let mut daemon = site.start(&["--debug"]);
+    daemon.wait_for("Starting with");
+    daemon.stop();
+}
+
+/// How long something may take that normally takes no time at all.
+const SOON: Duration = Duration::from_secs(20);
+
+const GOOD: &str = "helper: /bin/true\nchoria_insecure: true\n";
+
+/// The two files of one daemon, in a folder of their own.
+struct Site(PathBuf);
+
+impl Site {
+    fn new(yaml: &str) -> Site {
+        // Tests run side by side.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("provisioner-cli-{}-{count}", process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("p.yaml"), yaml).unwrap();
+        // Nobody listens on this port of this machine.
+        let client = "plugin.choria.middleware_hosts = 127.0.0.1:1\nidentity = p.example.net\n";
+        fs::write(dir.join("c.cfg"), client).unwrap();
+        Site(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = program();
+        command.arg("--config").arg(self.path("p.yaml"));
+        command.arg("--choria-config").arg(self.path("c.cfg"));
+        command
+    }
+
+    fn start(&self, arguments: &[&str]) -> Daemon {
+        let mut child = self.command().args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Daemon { child, lines }
+    }
+}
+
+/// A running daemon, killed when dropped, and what it writes to standard output.
+struct Daemon {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Daemon {
+    /// The next line with `part` in it.
+    #[track_caller]
+    fn wait_for(&mut self, part: &str) -> String {
+        let mut seen = Vec::new();
+        loop {
+            match self.lines.recv_timeout(SOON) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => seen.push(line),
+                Err(_) => panic!("{part:?} was not logged: {seen:#?}"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// SIGTERM, and a good end.
+    #[track_caller]
+    fn stop(&mut self) {
+        self.signal(Signal::TERM);
+        let mut status = None;
+        until(|| {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.and_then(|status| status.code()), Some(0));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn program() -> Command {
+    Command::new(Path::new(env!("CARGO_BIN_EXE_choria-provisioner")))
+}
+
+#[track_caller]
+fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !condition() {
+        assert!(Instant::now() < deadline, "it does not happen");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
