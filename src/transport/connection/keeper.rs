@@ -210,7 +210,7 @@ impl Keeper {
 
         // The broker takes lines in order: when it answers this PING, it has the SUBs before it.
         let (answer, mut in_place) = bounded(1);
-        let attached = self.shared.subscriptions.lock().attach(Arc::clone(&wire));
+        let attached = shared.subscriptions.lock().attach(Arc::clone(&wire));
         // A connection that is gone ends the loop below.
         let _ = attached.and_then(|()| wire.ping(Some(answer)));
         let mut late = at(Instant::now() + options.handshake_timeout);
@@ -248,16 +248,19 @@ impl Keeper {
         }
         let Ending { kind, reason } = wire.ending().unwrap_or_else(unexplained);
         if is_up {
-            *self.shared.current.write() = None;
+            *shared.current.write() = None;
             options.metrics.broker_connected.set(0);
         }
-        self.shared.subscriptions.lock().wire = None;
+        shared.subscriptions.lock().wire = None;
         if reader.join().is_err() {
             log::error!(component = COMPONENT; "The reader has panicked");
         }
-        if !self.shared.is_stopped() {
-            self.shared.error(kind, format!("{server}: {reason}"));
-        }
+        let reason = if shared.is_stopped() {
+            "closed by us".to_owned()
+        } else {
+            shared.error(kind, format!("{server}: {reason}"));
+            reason
+        };
         if is_up {
             (options.on_link)(Link::Down { reason });
         }
@@ -310,9 +313,11 @@ impl Lines<'_> {
             match self.socket.read(&mut piece) {
                 Ok(0) => return Err(broken_greeting(io::ErrorKind::UnexpectedEof.into())),
                 Ok(len) => self.parser.feed(&piece[..len]),
-                // Its time is up, or a signal came: the loop looks.
-                Err(error) if is_retry(&error) => {}
-                Err(error) => return Err(broken_greeting(error)),
+                Err(error) => match error.kind() {
+                    // Its time is up, or a signal came: the loop looks.
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+                    _ => return Err(broken_greeting(error)),
+                },
             }
         }
     }
@@ -320,14 +325,6 @@ impl Lines<'_> {
 
 fn say(mut socket: &TcpStream, bytes: &[u8]) -> Result<(), Ending> {
     socket.write_all(bytes).map_err(broken_greeting)
-}
-
-/// Whether reading may simply be tried again.
-pub(super) fn is_retry(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
 }
 
 fn broken_greeting(error: io::Error) -> Ending {

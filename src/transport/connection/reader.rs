@@ -10,7 +10,6 @@ use crossbeam_channel::Sender;
 use crate::shutdown::Never;
 use crate::transport::Message;
 use crate::transport::connection::Shared;
-use crate::transport::connection::keeper::is_retry;
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::outbox::Wire;
 use crate::transport::servers::ServerAddress;
@@ -64,7 +63,7 @@ impl Reader {
             let opened = match self.wire.socket().read(&mut piece) {
                 Ok(0) => return self.closed(),
                 Ok(len) => self.wire.open(&piece[..len], &mut parser),
-                Err(error) if is_retry(&error) => Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
                 Err(error) => Err(error),
             };
             if let Err(error) = opened {

@@ -345,6 +345,8 @@ fn answers_a_ping_without_anything_else_to_do() {
     assert_eq!(peer.line(), "PONG");
     client.stop();
     assert_eq!(peer.rest(), "");
+    assert_eq!(client.link(), Link::Down { reason: "closed by us".to_owned() });
+    assert!(client.connection.last_error().is_none());
 }
 
 #[test]
