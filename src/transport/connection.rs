@@ -32,7 +32,7 @@ use crate::protocol::subject::Pattern;
 use crate::shutdown::Never;
 use crate::transport::backoff::{Backoff, FIVE_SEC, TWENTY_SEC};
 use crate::transport::connection::keeper::Keeper;
-use crate::transport::dial::Slot;
+use crate::transport::dial::{self, Slot};
 use crate::transport::errors::{BrokerError, ErrorKind, Errors};
 use crate::transport::outbox::{Gone, Wire};
 use crate::transport::servers::{Pool, ServerAddress};
@@ -161,8 +161,12 @@ impl Connection {
     /// Takes nothing more, waits until the broker has what was sent before, at most until `deadline`, and closes for good.
     pub fn drain(&self, deadline: Instant) {
         self.shared.closing.store(true, Ordering::Release);
-        // Whether it got there or not: there is nothing left to do about it.
-        let _ = self.shared.flush(deadline);
+        let link = self.shared.current.read().clone();
+        if self.shared.flush(deadline).is_ok()
+            && let Some(link) = link
+        {
+            dial::close_gently(link.wire.socket());
+        }
         self.abort();
     }
 

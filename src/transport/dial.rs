@@ -4,13 +4,13 @@ use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at, bounded, select_biased};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_error;
+use rustix::net::sockopt::{set_socket_linger, socket_error};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::shutdown::Never;
@@ -112,6 +112,9 @@ impl Resolver {
 }
 
 /// Connects to `address` until `deadline`; the socket is in `slot` from its beginning.
+///
+/// Closing it drops what is not sent yet: the system would go on for minutes, and what we gave up might still arrive.
+/// [`close_gently`] undoes that.
 pub(super) fn connect(
     address: SocketAddr,
     deadline: Instant,
@@ -138,7 +141,14 @@ pub(super) fn connect(
     }
     socket.set_nonblocking(false)?;
     socket.set_nodelay(true)?;
+    set_socket_linger(&*socket, Some(Duration::ZERO))?;
     Ok(socket)
+}
+
+/// Lets the system send the rest when `socket` is closed.
+pub(super) fn close_gently(socket: &TcpStream) {
+    // If it fails, the connection is gone, and the rest with it.
+    let _ = set_socket_linger(socket, None);
 }
 
 fn wait_writable(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
