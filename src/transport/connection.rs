@@ -190,7 +190,7 @@ impl Connection {
         self.shared.current.read().is_some()
     }
 
-    /// The last error of this connection, or while there is none, of the tries to make one.
+    /// The broker's last error on this connection, or while there is none, of the tries to make one.
     pub fn last_error(&self) -> Option<BrokerError> {
         self.shared.errors.lock().last.clone()
     }

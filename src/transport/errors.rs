@@ -146,7 +146,10 @@ pub(super) struct Errors {
 impl Errors {
     /// Whether the last warning of its kind is long enough ago.
     pub(super) fn note(&mut self, kind: ErrorKind, text: String, now: Instant) -> bool {
-        self.last = Some(BrokerError { kind, text, at: now });
+        // Any node can cause these two, and must not hide what the broker says.
+        if !matches!(kind, ErrorKind::BadHeader | ErrorKind::TooLarge) {
+            self.last = Some(BrokerError { kind, text, at: now });
+        }
         let last = self.warned.get(&kind);
         let is_news = last.is_none_or(|last| now.duration_since(*last) >= WARNING_PAUSE);
         if is_news {
@@ -192,5 +195,15 @@ mod tests {
         assert!(errors.note(ErrorKind::Lost, "c".to_owned(), now));
         assert!(errors.note(ErrorKind::Permissions, "d".to_owned(), now + WARNING_PAUSE));
         assert_eq!(errors.last.unwrap().text, "d");
+    }
+
+    #[test]
+    fn what_a_node_can_cause_hides_no_error_of_the_broker() {
+        let mut errors = Errors::default();
+        let now = Instant::now();
+        errors.note(ErrorKind::Permissions, "a".to_owned(), now);
+        assert!(errors.note(ErrorKind::BadHeader, "b".to_owned(), now));
+        assert!(errors.note(ErrorKind::TooLarge, "c".to_owned(), now));
+        assert_eq!(errors.last.unwrap().text, "a");
     }
 }
