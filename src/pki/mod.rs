@@ -1,5 +1,6 @@
-//! Certificates: PEM text, the requests nodes make for them, and our own.
+//! Certificates: PEM text, the requests nodes make for them, our own, and private keys on their way to a node.
 
 pub mod csr;
+pub mod ecdh;
 pub mod pem;
 pub mod x509;
