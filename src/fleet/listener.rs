@@ -154,8 +154,8 @@ impl Listener {
 
     fn complain(&mut self, kind: &str, what: &dyn std::fmt::Display) {
         self.buffer.ignored(kind);
-        if let Some(more) = self.bad.now(Instant::now()) {
-            log::warn!(component = "events", kind, more; "Ignoring an event: {what}");
+        if let Some(suppressed) = self.bad.now(Instant::now()) {
+            log::warn!(component = "events", kind, suppressed; "Ignoring an event: {what}");
         }
     }
 }

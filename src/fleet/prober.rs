@@ -197,9 +197,9 @@ impl Prober {
         let replaced = match sent {
             Ok(registration) => self.core.asked(key, registration.id(), registration, now),
             Err(SendError(error)) => {
-                if let Some(more) = self.cannot_ask.now(now) {
+                if let Some(suppressed) = self.cannot_ask.now(now) {
                     let node = key.identity.as_str();
-                    log::warn!(component = "prober", node, more; "Could not ask {node} for its inventory: {error}");
+                    log::warn!(component = "prober", node, suppressed; "Could not ask {node} for its inventory: {error}");
                 }
                 self.core.put_back(key, now)
             }

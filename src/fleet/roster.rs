@@ -58,9 +58,9 @@ impl Roster {
                 log::info!(component = "hosts", node = identity.as_str(); "Adding {identity} to the work queue");
             }
             Sighted::QueueFull => {
-                if let Some(more) = self.full.lock().now(now) {
+                if let Some(suppressed) = self.full.lock().now(now) {
                     let (len, max) = (self.first.len(), self.queue_max);
-                    log::warn!(component = "hosts", node = identity.as_str(), more;
+                    log::warn!(component = "hosts", node = identity.as_str(), suppressed;
                         "Adding {identity} to the work queue failed with {len} / {max} entries");
                 }
             }

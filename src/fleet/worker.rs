@@ -97,9 +97,9 @@ impl Workers {
         if self.threads.len() < needed {
             // Without a new thread the node waits until one of the others has ended its own.
             if let Err(error) = self.start_thread()
-                && let Some(more) = self.threads_failed.now(Instant::now())
+                && let Some(suppressed) = self.threads_failed.now(Instant::now())
             {
-                log::warn!(component = "workers", more; "Could not start another worker: {error}");
+                log::warn!(component = "workers", suppressed; "Could not start another worker: {error}");
             }
         }
         // There is room for all seats, and the receiving end lives in `self`.
@@ -180,8 +180,8 @@ fn log_report(
             log::info!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
         }
         Outcome::WrongToken => match wrong_token.lock().now(Instant::now()) {
-            Some(more) => {
-                log::error!(component = node, node, attempt, ms, more; "Could not provision {node}: {reason}");
+            Some(suppressed) => {
+                log::error!(component = node, node, attempt, ms, suppressed; "Could not provision {node}: {reason}");
             }
             None => {
                 log::debug!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
