@@ -4,14 +4,22 @@
 //! counts is left to `rpc`. All text that comes from the network is hostile until one of these types holds it.
 
 pub mod json;
+pub mod ksuid;
 pub mod lifecycle;
 pub mod subject;
 pub mod v1;
+pub mod v2;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::protocol::json::JsonError;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use openssl::sha::sha256;
+use serde::Deserialize;
+
+use crate::protocol::json::{JsonError, Object};
+use crate::protocol::ksuid::Ksuid;
 use crate::protocol::subject::Subject;
 
 /// The collective in which unprovisioned nodes wait; part of every subject and of every request.
@@ -103,31 +111,58 @@ impl fmt::Display for InvalidIdentity {
 
 impl std::error::Error for InvalidIdentity {}
 
-/// The name of one request: a version 4 UUID as 32 lower-case hexadecimal digits without dashes.
+/// The name of one request, in the form its version of the protocol wants.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId([u8; 32]);
+pub struct RequestId(Id);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Id {
+    /// A version 4 UUID as 32 lower-case hexadecimal digits without dashes: protocol version 1.
+    Uuid([u8; 32]),
+    /// Protocol version 2.
+    Ksuid(Ksuid),
+}
 
 impl RequestId {
-    /// A new one that nobody can guess.
+    /// A new UUID that nobody can guess.
     pub fn random() -> RequestId {
+        RequestId::uuid(random_bytes())
+    }
+
+    /// The version 4 UUID made of these random bytes.
+    fn uuid(mut random: [u8; 16]) -> RequestId {
+        random[6] = random[6] & 0x0f | 0x40;
+        random[8] = random[8] & 0x3f | 0x80;
         let mut digits = [0; 32];
-        for (pair, byte) in digits.chunks_exact_mut(2).zip(random_uuid()) {
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(random) {
             pair[0] = HEX_DIGITS[usize::from(byte >> 4)];
             pair[1] = HEX_DIGITS[usize::from(byte & 15)];
         }
-        RequestId(digits)
+        RequestId(Id::Uuid(digits))
     }
 
-    /// Reads 32 lower-case hexadecimal digits.
+    /// Reads 32 lower-case hexadecimal digits, or a KSUID.
     pub fn parse(text: &str) -> Option<RequestId> {
+        if let Some(ksuid) = Ksuid::parse(text) {
+            return Some(RequestId(Id::Ksuid(ksuid)));
+        }
         let digits: [u8; 32] = text.as_bytes().try_into().ok()?;
         let hex = digits.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
-        hex.then_some(RequestId(digits))
+        hex.then_some(RequestId(Id::Uuid(digits)))
     }
 
     /// The text.
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("holds hexadecimal digits only")
+        match &self.0 {
+            Id::Uuid(digits) => std::str::from_utf8(digits).expect("holds hexadecimal digits only"),
+            Id::Ksuid(ksuid) => ksuid.as_str(),
+        }
+    }
+}
+
+impl From<Ksuid> for RequestId {
+    fn from(ksuid: Ksuid) -> RequestId {
+        RequestId(Id::Ksuid(ksuid))
     }
 }
 
@@ -150,11 +185,10 @@ pub fn event_id() -> String {
     [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
-fn random_uuid() -> [u8; 16] {
+/// Sixteen bytes that nobody can guess.
+pub fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
     openssl::rand::rand_bytes(&mut bytes).expect("OpenSSL has randomness once the process runs");
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
     bytes
 }
 
@@ -182,11 +216,11 @@ pub struct Request<'a> {
     pub body: &'a str,
     /// How far a node's clock may be away from ours, in seconds; nodes refuse less than 30.
     pub ttl_secs: u32,
-    /// Now, as Unix time in seconds.
-    pub unix_time: i64,
+    /// Now, as Unix time in nanoseconds; version 1 has room for the seconds only.
+    pub unix_nanos: i64,
     /// Where the node sends its reply.
     pub reply_to: &'a Subject,
-    /// URL of the broker in use, without credentials; for the `seen-by` trace.
+    /// URL of the broker in use, without credentials; for the trace of hops.
     pub broker_url: &'a str,
 }
 
@@ -210,13 +244,24 @@ pub struct Reply {
 pub enum Codec {
     /// Version 1: signed with an x509 key, or not at all.
     V1(v1::Codec),
+    /// Version 2: signed with the Ed25519 key of a client JWT.
+    V2(v2::Codec),
 }
 
 impl Codec {
+    /// A new id for a request, made at `unix_time`, in seconds, of random bytes.
+    pub fn request_id(&self, unix_time: i64, random: [u8; 16]) -> RequestId {
+        match self {
+            Codec::V1(_) => RequestId::uuid(random),
+            Codec::V2(_) => RequestId::from(Ksuid::new(unix_time, random)),
+        }
+    }
+
     /// The bytes to publish for `request`.
     pub fn encode(&self, request: &Request<'_>) -> Vec<u8> {
         match self {
             Codec::V1(codec) => codec.encode(request),
+            Codec::V2(codec) => codec.encode(request),
         }
     }
 
@@ -228,8 +273,30 @@ impl Codec {
     pub fn decode_reply(&self, payload: &[u8]) -> Result<Reply, DecodeError> {
         match self {
             Codec::V1(codec) => codec.decode_reply(payload),
+            Codec::V2(codec) => codec.decode_reply(payload),
         }
     }
+}
+
+/// What [`Request::unix_nanos`] counts to a second.
+pub const NANOS_PER_SEC: i64 = 1_000_000_000;
+
+/// Reads one of the nested documents.
+fn read<'a, T: Deserialize<'a>>(json: &'a [u8], layer: Layer) -> Result<T, DecodeError> {
+    let Object(document) = serde_json::from_slice(json)
+        .map_err(|source| DecodeError::Json { layer, source: source.into() })?;
+    Ok(document)
+}
+
+fn expect_protocol(found: &str, expected: &str, layer: Layer) -> Result<(), DecodeError> {
+    if found == expected { Ok(()) } else { Err(DecodeError::Protocol { layer }) }
+}
+
+/// Compares the text of the hash, as Choria does: one that decodes to the same bytes in another spelling is refused.
+fn verify_hash(reply: &[u8], hash: &str) -> Result<(), DecodeError> {
+    let mut text = [0; 44];
+    STANDARD.encode_slice(sha256(reply), &mut text).expect("32 bytes are 44 characters of base64");
+    if hash.as_bytes() == text { Ok(()) } else { Err(DecodeError::Hash) }
 }
 
 /// One of the nested documents of a message.
@@ -273,11 +340,16 @@ pub enum DecodeError {
         /// Which one.
         layer: Layer,
     },
-    /// The secure reply is not base64.
-    Base64,
+    /// A layer inside another one is not base64.
+    Base64 {
+        /// Which one.
+        layer: Layer,
+    },
+    /// The body is not base64, or not of a text.
+    Body,
     /// The hash does not fit the text.
     Hash,
-    /// The request id is not 32 hexadecimal digits.
+    /// The request id is of no form that we know.
     RequestId,
 }
 
@@ -289,7 +361,8 @@ impl fmt::Display for DecodeError {
             }
             DecodeError::Json { layer, .. } => write!(f, "malformed {layer} document"),
             DecodeError::Protocol { layer } => write!(f, "unknown kind of {layer} document"),
-            DecodeError::Base64 => f.write_str("secure reply is not base64"),
+            DecodeError::Base64 { layer } => write!(f, "{layer} is not base64"),
+            DecodeError::Body => f.write_str("body of a reply is not base64 of a text"),
             DecodeError::Hash => f.write_str("hash does not fit the reply"),
             DecodeError::RequestId => f.write_str("malformed request id in a reply"),
         }
@@ -302,10 +375,30 @@ impl std::error::Error for DecodeError {
             DecodeError::Json { source, .. } => Some(source),
             DecodeError::TooLarge { .. }
             | DecodeError::Protocol { .. }
-            | DecodeError::Base64
+            | DecodeError::Base64 { .. }
+            | DecodeError::Body
             | DecodeError::Hash
             | DecodeError::RequestId => None,
         }
+    }
+}
+
+/// Recorded messages for the tests of this module.
+#[cfg(test)]
+mod testing {
+    use serde_json::Value;
+
+    pub const INSECURE: &str = include_str!("../../tests/vectors/captures/insecure/messages.jsonl");
+    pub const X509: &str = include_str!("../../tests/vectors/captures/x509/messages.jsonl");
+    pub const ISSUER: &str = include_str!("../../tests/vectors/captures/issuer/messages.jsonl");
+
+    /// The payloads of the recorded messages whose subject starts with `prefix`.
+    pub fn recorded(messages: &str, prefix: &str) -> Vec<String> {
+        let lines = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines
+            .filter(|message| message["subject"].as_str().unwrap().starts_with(prefix))
+            .map(|message| message["payload"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
@@ -357,7 +450,20 @@ mod tests {
     }
 
     #[test]
-    fn takes_only_32_lower_case_digits_as_a_request_id() {
+    fn makes_request_ids_in_the_form_each_version_wants() {
+        let sender = || Sender { identity: Identity::parse("p").unwrap(), caller: "p".to_owned() };
+        let key = ed25519_dalek::SigningKey::from_bytes(&[1; 32]);
+        let v1 = Codec::V1(v1::Codec::insecure(sender()));
+        let v2 = Codec::V2(v2::Codec::new(sender(), v2::Signer::new("a.b.c", key)));
+        let id = v1.request_id(1_760_000_000, [0xff; 16]);
+        assert_eq!(id.as_str(), "ffffffffffff4fffbfffffffffffffff");
+        let id = v2.request_id(1_760_000_000, [0x44; 16]);
+        assert_eq!(id.as_str(), "33p35B5SD0RIs35nMKULZiWCeU0");
+        assert_eq!(RequestId::parse(id.as_str()), Some(id));
+    }
+
+    #[test]
+    fn takes_only_32_lower_case_digits_or_a_ksuid_as_a_request_id() {
         assert!(RequestId::parse("6c1f0d5e0b8a4f0f9a3d2b7c4e5f6a71").is_some());
         assert_eq!(RequestId::parse("6C1F0D5E0B8A4F0F9A3D2B7C4E5F6A71"), None);
         assert_eq!(RequestId::parse("6c1f0d5e0b8a4f0f9a3d2b7c4e5f6a7"), None);

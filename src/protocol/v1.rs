@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use openssl::sha::sha256;
 use serde::Deserialize;
 
 use crate::pki::x509;
 use crate::protocol::json::{Object, push_string};
 use crate::protocol::{
-    COLLECTIVE, DecodeError, Layer, REPLY_BYTES_MAX, Reply, Request, RequestId, Sender,
+    COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, REPLY_BYTES_MAX, Reply, Request, RequestId,
+    Sender, expect_protocol, read, verify_hash,
 };
 
 /// Wraps what `sender` says, unwraps what nodes answer.
@@ -86,7 +86,8 @@ impl Codec {
         push_string(&mut out, COLLECTIVE);
         out.extend_from_slice(br#","agent":"#);
         push_string(&mut out, request.agent);
-        write!(out, r#","ttl":{},"time":{}"#, request.ttl_secs, request.unix_time)
+        let unix_time = request.unix_nanos.div_euclid(NANOS_PER_SEC);
+        write!(out, r#","ttl":{},"time":{unix_time}"#, request.ttl_secs)
             .expect("a vector takes all that is written");
         // Nodes refuse a filter without one of these lists.
         out.extend_from_slice(br#","filter":{"fact":[],"cf_class":[],"agent":["#);
@@ -106,11 +107,13 @@ impl Codec {
         }
         let transport: TransportDocument = read(payload, Layer::Transport)?;
         expect_protocol(&transport.protocol, "choria:transport:1", Layer::Transport)?;
-        let bytes = STANDARD.decode(transport.data.as_bytes()).map_err(|_| DecodeError::Base64)?;
+        let bytes = STANDARD
+            .decode(transport.data.as_bytes())
+            .map_err(|_| DecodeError::Base64 { layer: Layer::Secure })?;
 
         let secure: SecureDocument = read(&bytes, Layer::Secure)?;
         expect_protocol(&secure.protocol, "choria:secure:reply:1", Layer::Secure)?;
-        verify_hash(&secure.message, &secure.hash)?;
+        verify_hash(secure.message.as_bytes(), &secure.hash)?;
 
         let reply: ReplyDocument = read(secure.message.as_bytes(), Layer::Reply)?;
         expect_protocol(&reply.protocol, "choria:reply:1", Layer::Reply)?;
@@ -185,44 +188,15 @@ struct Envelope<'a> {
     time: i64,
 }
 
-fn read<'a, T: Deserialize<'a>>(json: &'a [u8], layer: Layer) -> Result<T, DecodeError> {
-    let Object(document) = serde_json::from_slice(json)
-        .map_err(|source| DecodeError::Json { layer, source: source.into() })?;
-    Ok(document)
-}
-
-fn expect_protocol(found: &str, expected: &str, layer: Layer) -> Result<(), DecodeError> {
-    if found == expected { Ok(()) } else { Err(DecodeError::Protocol { layer }) }
-}
-
-/// Compares the text of the hash, as Choria does: one that decodes to the same bytes in another spelling is refused.
-fn verify_hash(message: &str, hash: &str) -> Result<(), DecodeError> {
-    let mut text = [0; 44];
-    STANDARD
-        .encode_slice(sha256(message.as_bytes()), &mut text)
-        .expect("32 bytes are 44 characters of base64");
-    if hash.as_bytes() == text { Ok(()) } else { Err(DecodeError::Hash) }
-}
-
 #[cfg(test)]
 mod tests {
+    use openssl::sha::sha256;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::protocol::Identity;
     use crate::protocol::subject::Subject;
-
-    const INSECURE: &str = include_str!("../../tests/vectors/captures/insecure/messages.jsonl");
-    const X509: &str = include_str!("../../tests/vectors/captures/x509/messages.jsonl");
-
-    /// The payloads of the recorded messages whose subject starts with `prefix`.
-    fn recorded(messages: &str, prefix: &str) -> Vec<String> {
-        let lines = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines
-            .filter(|message| message["subject"].as_str().unwrap().starts_with(prefix))
-            .map(|message| message["payload"].as_str().unwrap().to_owned())
-            .collect()
-    }
+    use crate::protocol::testing::{INSECURE, X509, recorded};
 
     fn secure(payload: &str) -> Value {
         let transport: Value = serde_json::from_str(payload).unwrap();
@@ -285,7 +259,7 @@ mod tests {
             filter_agent: &text(&envelope["filter"]["agent"][0]),
             body: &text(&request["message"]),
             ttl_secs: envelope["ttl"].as_u64().unwrap().try_into().unwrap(),
-            unix_time: envelope["time"].as_i64().unwrap(),
+            unix_nanos: envelope["time"].as_i64().unwrap() * NANOS_PER_SEC + 999_999_999,
             reply_to: &Subject::new(&text(&transport["headers"]["reply-to"])).unwrap(),
             broker_url: &text(&transport["headers"]["seen-by"][0][0]),
         });
@@ -303,7 +277,7 @@ mod tests {
             filter_agent: "c\\d",
             body: &body,
             ttl_secs: 60,
-            unix_time: -1,
+            unix_nanos: -1,
             reply_to: &Subject::new("a.\"b").unwrap(),
             broker_url: "nats://\"x\":4222",
         });
@@ -390,7 +364,7 @@ mod tests {
             filter_agent: "a",
             body: "b",
             ttl_secs: 60,
-            unix_time: 1,
+            unix_nanos: 1,
             reply_to: &Subject::new("x").unwrap(),
             broker_url: "",
         });

@@ -35,7 +35,8 @@ use crate::metrics::Metrics;
 use crate::protocol::json::excerpt;
 use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
 use crate::protocol::{
-    Codec, DecodeError, Identity, REPLY_BYTES_MAX, Reply, Request, RequestId, Sender,
+    self, Codec, DecodeError, Identity, NANOS_PER_SEC, REPLY_BYTES_MAX, Reply, Request, RequestId,
+    Sender,
 };
 use crate::transport::{Message, Publish, PublishError, Subscription, Transport};
 
@@ -191,7 +192,7 @@ impl Rpc {
     }
 
     fn register(&self, sink: Sink) -> Registration {
-        let id = RequestId::random();
+        let id = self.codec.request_id(unix_nanos() / NANOS_PER_SEC, protocol::random_bytes());
         let entry = Arc::new(Entry {
             route: Mutex::new(Route { sink, second: None }),
             answers: AtomicU32::new(0),
@@ -214,7 +215,7 @@ impl Rpc {
             filter_agent: ask.filter_agent,
             body: ask.body,
             ttl_secs: self.ttl_secs,
-            unix_time: unix_time(),
+            unix_nanos: unix_nanos(),
             reply_to: &reply_to,
             broker_url: &self.transport.broker_url(),
         });
@@ -380,9 +381,9 @@ impl fmt::Debug for Rpc {
     }
 }
 
-fn unix_time() -> i64 {
+fn unix_nanos() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Why a reply was dropped.
@@ -429,7 +430,8 @@ impl From<&DecodeError> for Unexpected {
             DecodeError::TooLarge { .. }
             | DecodeError::Json { .. }
             | DecodeError::Protocol { .. }
-            | DecodeError::Base64
+            | DecodeError::Base64 { .. }
+            | DecodeError::Body
             | DecodeError::RequestId => Unexpected::Malformed,
         }
     }
@@ -535,7 +537,8 @@ mod tests {
         assert_eq!(asked.envelope["agent"], "choria_provision");
         assert_eq!(asked.envelope["filter"]["agent"][0], "choria_provision");
         let time = asked.envelope["time"].as_i64().unwrap();
-        assert!((unix_time() - 60..=unix_time()).contains(&time));
+        let now = unix_nanos() / NANOS_PER_SEC;
+        assert!((now - 60..=now).contains(&time));
     }
 
     #[test]
