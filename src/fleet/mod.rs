@@ -274,7 +274,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     if let Some(monitor) = monitor {
         monitor.stop();
     }
-    log::info!(component = "main"; "Stopped");
+    log::info!(component = "provisioner"; "Stopped");
     Ok(())
 }
 
@@ -301,11 +301,11 @@ impl Main {
                 recv(link_changed) -> _ => self.link(),
                 recv(gate_changed) -> _ => self.measure(),
                 recv(signals.hangup) -> _ => {
-                    log::warn!(component = "main"; "Settings are read at start only: restart to change them");
+                    log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
                 }
                 recv(signals.reopen) -> _ => match log.reopen() {
-                    Ok(()) => log::info!(component = "main"; "Opened the log again"),
-                    Err(error) => log::error!(component = "main"; "Going on with the old log: {error}"),
+                    Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
+                    Err(error) => log::error!(component = "provisioner"; "Going on with the old log: {error}"),
                 },
             }
         }
@@ -338,7 +338,7 @@ impl Main {
         match sent {
             Ok(()) => self.announcement = None,
             Err(error) => {
-                log::warn!(component = "main"; "Could not publish startup event: {error}");
+                log::warn!(component = "provisioner"; "Could not publish startup event: {error}");
             }
         }
     }
@@ -364,14 +364,14 @@ impl Main {
     ) {
         self.gate.close(Reason::Draining);
         self.measure();
-        log::info!(component = "main"; "Shutting down: running nodes may finish");
+        log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
         let deadline = at(Instant::now() + drain_timeout);
         let ended = threads.ended();
         select_biased! {
             recv(ended) -> _ => connection.drain(Instant::now() + CLOSE_MAX),
-            recv(signals.abort) -> _ => log::warn!(component = "main"; "Shutting down at once"),
+            recv(signals.abort) -> _ => log::warn!(component = "provisioner"; "Shutting down at once"),
             recv(deadline) -> _ => {
-                log::warn!(component = "main"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");
+                log::warn!(component = "provisioner"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");
                 signals.stop().abort();
             }
         }
@@ -453,7 +453,7 @@ fn end_on_panic() {
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         before(info);
-        log::error!(component = "main"; "{info}");
+        log::error!(component = "provisioner"; "{info}");
         process::abort();
     }));
 }
