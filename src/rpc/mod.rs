@@ -209,16 +209,7 @@ impl Rpc {
         registration: &Registration,
     ) -> Result<(), SendError> {
         let reply_to = self.shared.subjects.for_request(registration.id);
-        let payload = self.codec.encode(&Request {
-            id: registration.id,
-            agent: ask.agent,
-            filter_agent: ask.filter_agent,
-            body: ask.body,
-            ttl_secs: self.ttl_secs,
-            unix_nanos: unix_nanos(),
-            reply_to: &reply_to,
-            broker_url: &self.transport.broker_url(),
-        });
+        let payload = self.encode(ask, registration.id, &reply_to);
         // Nodes answer to the subject within the request; the NATS one is for the broker.
         let reply = match no_responders {
             NoResponders::Wanted => Some(&reply_to),
@@ -227,6 +218,32 @@ impl Rpc {
         self.transport
             .publish(&Publish { subject: ask.subject, reply, headers: &[], payload: &payload })
             .map_err(SendError)
+    }
+
+    fn encode(&self, ask: &Ask<'_>, id: RequestId, reply_to: &Subject) -> Vec<u8> {
+        self.codec.encode(&Request {
+            id,
+            agent: ask.agent,
+            filter_agent: ask.filter_agent,
+            body: ask.body,
+            ttl_secs: self.ttl_secs,
+            unix_nanos: unix_nanos(),
+            reply_to,
+            broker_url: &self.transport.broker_url(),
+        })
+    }
+
+    /// How many bytes the message with `body` to `node` would have. Costs as much as making it.
+    pub fn message_size(&self, node: &Identity, action: Action, body: &str) -> usize {
+        let agent = action.agent();
+        let ask = Ask { subject: &subject::node(node), agent, filter_agent: agent, body };
+        let id = RequestId::random();
+        self.encode(&ask, id, &self.shared.subjects.for_request(id)).len()
+    }
+
+    /// The largest message the broker takes now, in bytes.
+    pub fn max_payload(&self) -> usize {
+        self.transport.max_payload()
     }
 
     /// Reads an answer to a request that was sent to `node`.
@@ -539,6 +556,20 @@ mod tests {
         let time = asked.envelope["time"].as_i64().unwrap();
         let now = unix_nanos() / NANOS_PER_SEC;
         assert!((now - 60..=now).contains(&time));
+    }
+
+    #[test]
+    fn knows_the_size_of_a_message_before_it_is_sent() {
+        let net = Net::new();
+        let (sink, _arrivals) = bounded(1);
+        for body in ["{}", &"<\"\n".repeat(1_000)] {
+            let size = net.rpc.message_size(&node(), Action::Configure, body);
+            assert!(net.memory.published().is_empty());
+            net.rpc.send(&node(), Action::Configure, body, &sink).unwrap();
+            assert_eq!(net.memory.take_published().remove(0).payload.len(), size);
+        }
+        net.memory.set_max_payload(1_234);
+        assert_eq!(net.rpc.max_payload(), 1_234);
     }
 
     #[test]
