@@ -3,6 +3,7 @@
 //! What a step needs from the one before, and when a node or an answer is refused, is in [`step`]; tries, pauses and which answer counts
 //! are `rpc`'s. What an outcome means for the node's future is the registry's.
 
+pub mod lint;
 pub mod step;
 pub mod upgrade;
 
@@ -118,7 +119,7 @@ impl Node<'_> {
             Enrollment::OrganizationIssuer => return Err(Error::NoIssuer),
         };
         let answer = self.step("helper", |node| node.ask_helper(&ready))?;
-        let plan = match ready.decide(answer, &mut |warning| self.warn(&warning))? {
+        let plan = match self.decide(ready, answer)? {
             Decision::Configure(plan) => plan,
             Decision::Defer { reason } => return Err(Error::Deferred { reason }),
             Decision::ShutDown { reason } => {
@@ -178,6 +179,18 @@ impl Node<'_> {
             jwt: ready.claims(),
         };
         self.context.helper.run(&input, self.deadline, &self.context.abort).map_err(Error::Helper)
+    }
+
+    /// Decides what the answer means for the node, and says what will hurt.
+    fn decide(&self, ready: Ready, answer: Answer) -> Result<Decision, Error> {
+        let Context { rpc, config, .. } = self.context;
+        let size_of = |body: &str| rpc.message_size(self.identity, Action::Configure, body);
+        let site = lint::Site {
+            features: config.features,
+            unix_time: unix_time(),
+            room: lint::Room { max_payload: rpc.max_payload(), size_of: &size_of },
+        };
+        Ok(ready.decide(answer, site, &mut |finding| self.warn(&finding))?)
     }
 
     /// A node that declines has been told; whether it stops is its own affair, as in the original.
@@ -282,7 +295,7 @@ impl Node<'_> {
 
     fn warn(&self, warning: &dyn fmt::Display) {
         let node = self.identity.as_str();
-        log::warn!(component = node, node; "{warning}");
+        log::warn!(component = node, node; "The helper's answer for {node}: {warning}");
     }
 }
 
@@ -952,10 +965,9 @@ mod tests {
         let site = Site::new("", CONFIGURE);
         site.memory.set_max_payload(1_000);
         let report = site.provision();
-        assert_eq!(report.outcome, Outcome::Failed);
-        let (_, sizes) = report.reason.split_once("request not sent: ").unwrap();
-        assert!(sizes.contains("exceeds the broker's limit of 1000"), "{sizes}");
-        assert!(report.reason.starts_with("configuration failed: "), "{}", report.reason);
+        assert_eq!(report.outcome, Outcome::HelperFailed);
+        let (_, sizes) = report.reason.split_once("configuration failed: ").unwrap();
+        assert!(sizes.contains("and the broker takes 1000: shorten the configuration"), "{sizes}");
     }
 
     #[test]

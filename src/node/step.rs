@@ -16,10 +16,7 @@ use crate::pki::csr::{self, Csr};
 use crate::protocol::Identity;
 use crate::rpc::actions::GenCsrReply;
 
-/// The setting that keeps a node in provisioning mode, or lets it leave.
-const PROVISION: &str = "plugin.choria.server.provision";
-/// The setting that names a node.
-const IDENTITY: &str = "identity";
+use super::lint::{self, Finding, Severity};
 
 /// A node we may talk to: it showed a valid provisioning JWT, or the site does not ask for one.
 #[derive(Debug)]
@@ -152,13 +149,15 @@ impl Ready {
     pub fn decide(
         self,
         answer: Answer,
-        warn: &mut dyn FnMut(Warning),
+        site: lint::Site<'_>,
+        warn: &mut dyn FnMut(Finding),
     ) -> Result<Decision, BadAnswer> {
-        if answer.defer && answer.shutdown {
-            warn(Warning::DeferAndShutdown);
-        }
-        if (answer.defer || answer.shutdown) && !answer.configuration.is_empty() {
-            warn(Warning::ConfigurationUnused);
+        let findings = lint::lint(&answer, &self.known(site));
+        let (errors, warnings): (Vec<_>, Vec<_>) =
+            findings.into_iter().partition(|finding| finding.severity == Severity::Error);
+        warnings.into_iter().for_each(warn);
+        if !errors.is_empty() {
+            return Err(BadAnswer::Hurts(errors));
         }
         if answer.defer {
             return Ok(Decision::Defer { reason: answer.msg });
@@ -166,18 +165,27 @@ impl Ready {
         if answer.shutdown {
             return Ok(Decision::ShutDown { reason: answer.msg });
         }
-        self.plan(answer, warn).map(Decision::Configure)
+        self.plan(answer).map(Decision::Configure)
     }
 
-    fn plan(self, answer: Answer, warn: &mut dyn FnMut(Warning)) -> Result<Plan, BadAnswer> {
-        if !answer.upgrade.is_empty() {
-            warn(Warning::UpgradeUnused);
+    /// What an answer for this node is checked against.
+    pub fn known<'a>(&'a self, site: lint::Site<'a>) -> lint::Known<'a> {
+        let enrollment = self.enrollment.as_ref();
+        lint::Known {
+            identity: self.identity(),
+            is_provisioning_default: self
+                .described
+                .verified
+                .token()
+                .is_some_and(ProvisioningToken::is_provisioning_default),
+            csr: enrollment.map(|sent| &sent.csr),
+            ssldir: enrollment.map_or("", |sent| &sent.ssldir),
+            directory: "",
+            site,
         }
-        check_settings(&answer.configuration)?;
-        self.check_provision(&answer.configuration, warn)?;
-        self.check_identity(&answer.configuration, warn);
-        check_policies("action_policies", ".policy", &answer.action_policies)?;
-        check_policies("opa_policies", ".rego", &answer.opa_policies)?;
+    }
+
+    fn plan(self, answer: Answer) -> Result<Plan, BadAnswer> {
         if answer.key.is_some() {
             return Err(BadAnswer::Key);
         }
@@ -196,80 +204,6 @@ impl Ready {
             opa_policies: answer.opa_policies,
         })
     }
-
-    /// A node refuses to restart into provisioning mode; without the setting, the JWT's default decides.
-    fn check_provision(
-        &self,
-        configuration: &BTreeMap<String, String>,
-        warn: &mut dyn FnMut(Warning),
-    ) -> Result<(), BadAnswer> {
-        let mut settings =
-            configuration.iter().filter(|(key, _)| key.trim() == PROVISION).peekable();
-        if settings.peek().is_none() {
-            let token = self.described.verified.token();
-            if token.is_some_and(ProvisioningToken::is_provisioning_default) {
-                warn(Warning::ProvisionMissing);
-            }
-        }
-        for (_, value) in settings {
-            if is_true(value) {
-                return Err(BadAnswer::ProvisionsAgain);
-            }
-        }
-        Ok(())
-    }
-
-    fn check_identity(
-        &self,
-        configuration: &BTreeMap<String, String>,
-        warn: &mut dyn FnMut(Warning),
-    ) {
-        if let Some(identity) = configuration.get(IDENTITY)
-            && identity.trim() != self.identity().as_str()
-        {
-            warn(Warning::OtherIdentity { configured: shown(identity) });
-        }
-    }
-}
-
-/// The words Choria's configuration files have for true.
-fn is_true(value: &str) -> bool {
-    matches!(value.trim().to_ascii_lowercase().as_str(), "1" | "yes" | "true" | "y" | "t")
-}
-
-/// A node writes each setting as `key=value`, raw: a line break would begin another setting.
-fn check_settings(configuration: &BTreeMap<String, String>) -> Result<(), BadAnswer> {
-    const BREAKS: [char; 2] = ['\n', '\0'];
-
-    if configuration.is_empty() {
-        return Err(BadAnswer::Empty);
-    }
-    for (key, value) in configuration {
-        if key.trim().is_empty() {
-            return Err(BadAnswer::EmptyKey);
-        }
-        if key.contains(BREAKS) || key.contains('=') {
-            return Err(BadAnswer::KeyText { key: shown(key) });
-        }
-        if value.contains(BREAKS) {
-            return Err(BadAnswer::ValueText { key: shown(key) });
-        }
-    }
-    Ok(())
-}
-
-/// A node refuses names without the suffix, and writes others wherever they lead.
-fn check_policies(
-    kind: &'static str,
-    suffix: &'static str,
-    policies: &BTreeMap<String, String>,
-) -> Result<(), BadAnswer> {
-    for name in policies.keys() {
-        if !name.ends_with(suffix) || name.contains(['/', '\\', '\0']) || name.contains("..") {
-            return Err(BadAnswer::PolicyName { kind, suffix, name: shown(name) });
-        }
-    }
-    Ok(())
 }
 
 /// What shall become of a node.
@@ -341,31 +275,8 @@ impl std::error::Error for Refusal {
 /// Why a helper's answer is not sent: the site's program has to be put right, not the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadAnswer {
-    /// No settings at all.
-    Empty,
-    /// A setting without a name.
-    EmptyKey,
-    /// A name that would end, or begin another setting.
-    KeyText {
-        /// The name.
-        key: String,
-    },
-    /// A value that would begin another setting.
-    ValueText {
-        /// The setting.
-        key: String,
-    },
-    /// The node would stay in provisioning mode, and refuses to restart.
-    ProvisionsAgain,
-    /// A policy file whose name the node refuses, or that would land elsewhere.
-    PolicyName {
-        /// Which policies.
-        kind: &'static str,
-        /// How their names must end.
-        suffix: &'static str,
-        /// The name.
-        name: String,
-    },
+    /// What is wrong with it; never empty.
+    Hurts(Vec<Finding>),
     /// A private key, which we cannot encrypt for the node.
     Key,
 }
@@ -373,24 +284,14 @@ pub enum BadAnswer {
 impl fmt::Display for BadAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BadAnswer::Empty => f.write_str("empty configuration"),
-            BadAnswer::EmptyKey => f.write_str("the configuration has a setting without a name"),
-            BadAnswer::KeyText { key } => write!(
-                f,
-                "the name of setting {key} holds a line break, a NUL or an equals sign and would write other settings"
-            ),
-            BadAnswer::ValueText { key } => write!(
-                f,
-                "the value of setting {key} holds a line break or a NUL and would write other settings"
-            ),
-            BadAnswer::ProvisionsAgain => {
-                write!(
-                    f,
-                    "{PROVISION} is true, and the node refuses to restart with it: set it to 0"
-                )
-            }
-            BadAnswer::PolicyName { kind, suffix, name } => {
-                write!(f, "{kind} has the name {name}: names must end in {suffix} and hold no path")
+            BadAnswer::Hurts(findings) => {
+                for (at, finding) in findings.iter().enumerate() {
+                    if at > 0 {
+                        f.write_str("; ")?;
+                    }
+                    finding.fmt(f)?;
+                }
+                Ok(())
             }
             BadAnswer::Key => {
                 f.write_str("private keys made by the helper are not supported by this version yet")
@@ -401,64 +302,19 @@ impl fmt::Display for BadAnswer {
 
 impl std::error::Error for BadAnswer {}
 
-/// What is sent, but will hurt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Warning {
-    /// Both were wished; the first counts.
-    DeferAndShutdown,
-    /// A configuration beside `defer` or `shutdown`.
-    ConfigurationUnused,
-    /// The node comes back in provisioning mode.
-    ProvisionMissing,
-    /// The node will have another name.
-    OtherIdentity {
-        /// The name it will have.
-        configured: String,
-    },
-    /// An upgrade was wished while upgrades are off.
-    UpgradeUnused,
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Warning::DeferAndShutdown => {
-                f.write_str("The helper wants both defer and shutdown, deferring")
-            }
-            Warning::ConfigurationUnused => {
-                f.write_str("The helper gave a configuration that defer or shutdown leave unused")
-            }
-            Warning::ProvisionMissing => write!(
-                f,
-                "The configuration does not set {PROVISION}, the node will provision again: set it to 0"
-            ),
-            Warning::OtherIdentity { configured } => write!(
-                f,
-                "The configuration sets identity to {configured}, the node will change its name"
-            ),
-            Warning::UpgradeUnused => {
-                f.write_str("The helper wants an upgrade, but the feature upgrades is off")
-            }
-        }
-    }
-}
-
-/// Foreign text as a message shows it: bounded, and on one line.
-pub(super) fn shown(text: &str) -> String {
-    const QUOTE_MAX: usize = 200;
-    format!("{:?}", text.chars().take(QUOTE_MAX).collect::<String>())
-}
-
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
 
     use regex::Regex;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::{Decision, Plan, Ready, Verified};
+    use crate::config::{Enrollment, Features};
     use crate::helper::Answer;
     use crate::jwt::testing::{self, NOW};
+    use crate::node::lint::testing::{Ca, public_key};
+    use crate::node::lint::{Room, Site};
     use crate::protocol::Identity;
     use crate::rpc::actions::GenCsrReply;
 
@@ -518,8 +374,9 @@ mod tests {
         fn check(answer: &str, expected: &str, warnings: &[&str]) {
             let mut heard = Vec::new();
             let answer = Answer::read(answer.as_bytes()).unwrap();
-            let decision =
-                ready().decide(answer, &mut |warning| heard.push(warning.to_string())).unwrap();
+            let decision = ready()
+                .decide(answer, site(), &mut |warning| heard.push(warning.to_string()))
+                .unwrap();
             let found = match decision {
                 Decision::Defer { reason } => format!("defer {reason}"),
                 Decision::ShutDown { reason } => format!("shutdown {reason}"),
@@ -529,15 +386,26 @@ mod tests {
             assert_eq!(heard, warnings);
         }
 
-        let unused = "The helper gave a configuration that defer or shutdown leave unused";
+        let unused = |which: &str| {
+            format!(
+                "there is a configuration, which is not used because {which} is set: leave out one of them"
+            )
+        };
         check(r#"{"defer":true,"msg":"later"}"#, "defer later", &[]);
         check(r#"{"shutdown":true,"msg":"old"}"#, "shutdown old", &[]);
         check(
             r#"{"defer":true,"shutdown":true,"msg":"m","configuration":{"a":"\n"}}"#,
             "defer m",
-            &["The helper wants both defer and shutdown, deferring", unused],
+            &[
+                "both defer and shutdown are set and the node is deferred: set one of them",
+                &unused("defer"),
+            ],
         );
-        check(r#"{"shutdown":true,"configuration":{"a":"b"}}"#, "shutdown ", &[unused]);
+        check(
+            r#"{"shutdown":true,"configuration":{"a":"b"}}"#,
+            "shutdown ",
+            &[&unused("shutdown")],
+        );
         check(
             r#"{"configuration":{"a":"b","plugin.choria.server.provision":"0"}}"#,
             "configure 2",
@@ -546,100 +414,66 @@ mod tests {
     }
 
     #[test]
-    fn refuses_answers_that_would_hurt() {
-        check("", "empty configuration");
-        check(r#""":"a""#, "the configuration has a setting without a name");
-        check(r#"" ":"a""#, "the configuration has a setting without a name");
-        for key in [r"a\nb", r"a\u0000", "a=b", "=", r"\na"] {
-            let named = Answer::read(format!(r#"{{"msg":"{key}"}}"#).as_bytes()).unwrap().msg;
-            check(
-                &format!(r#""{key}":"x""#),
-                &format!(
-                    "the name of setting {named:?} holds a line break, a NUL or an equals sign and would write other settings"
-                ),
-            );
-        }
-        for value in [r"1\nloglevel=debug", r"a\u0000", r"\n"] {
-            check(
-                &format!(r#""ok":"a=b","k":"{value}""#),
-                r#"the value of setting "k" holds a line break or a NUL and would write other settings"#,
-            );
-        }
-        for value in ["1", "true", "yes", "Y", " T "] {
-            check(
-                &format!(r#""plugin.choria.server.provision":"{value}""#),
-                "plugin.choria.server.provision is true, and the node refuses to restart with it: set it to 0",
-            );
-        }
-        for (kind, name) in [
-            ("action_policies", "rpcutil"),
-            ("action_policies", "a.rego"),
-            ("action_policies", "../a.policy"),
-            ("action_policies", "x/a.policy"),
-            ("opa_policies", "a.policy"),
-            ("opa_policies", r"/etc/a.rego"),
-        ] {
-            let suffix = if kind == "opa_policies" { ".rego" } else { ".policy" };
-            check(
-                &format!(r#""a":"b"}},"{kind}":{{"{name}":"x""#),
-                &format!(
-                    "{kind} has the name {name:?}: names must end in {suffix} and hold no path"
-                ),
-            );
-        }
-        check(
-            r#""a":"b"},"key":"secret","certificate":"c","ca":"c","ssldir":"/s","opa_policies":{"a.rego":"b""#,
-            "private keys made by the helper are not supported by this version yet",
+    fn refuses_answers_that_would_hurt_with_all_that_is_wrong() {
+        refuses(
+            r#"{"configuration":{"":"a","plugin.choria.server.provision":"1"}}"#,
+            "the configuration has a setting without a name: give it one; \
+             plugin.choria.server.provision is true, and the node refuses to restart with it: set it to 0",
+        );
+        refuses(
+            r#"{"configuration":{"a":"b"},"key":"secret"}"#,
+            "there is key without certificate and ca and ssldir, and the node drops it silently: \
+             give all of certificate, ca and ssldir; bad key received: no PEM block found",
         );
     }
 
     #[track_caller]
-    fn check(configuration: &str, expected: &str) {
-        let answer = format!(r#"{{"configuration":{{{configuration}}}}}"#);
+    fn refuses(answer: &str, expected: &str) {
         let answer = Answer::read(answer.as_bytes()).unwrap();
-        let error = ready().decide(answer, &mut |_| ()).unwrap_err();
+        let error = ready().decide(answer, site(), &mut |_| ()).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
 
     #[test]
-    fn warns_of_what_will_hurt() {
-        let provision = "The configuration does not set plugin.choria.server.provision, the node will provision again: set it to 0";
+    fn an_answer_is_checked_against_what_the_node_showed() {
         let verified = || Verified::by_jwt(node(), &jwt(), &testing::rsa_key(), NOW).unwrap();
-        let with_jwt = || verified().described(String::new()).without_csr();
-        let zero = r#""plugin.choria.server.provision":"0""#;
+        let sent = recorded_csr();
+        let with_all = verified().described(String::new()).with_csr(sent.clone(), &[]).unwrap();
+        let known = with_all.known(site());
+        assert_eq!(known.identity, &node());
+        assert!(known.is_provisioning_default);
+        assert_eq!(known.csr.unwrap().pem(), sent.csr);
+        assert_eq!(known.ssldir, sent.ssldir);
 
-        assert_eq!(plan(with_jwt(), r#"{"configuration":{"a":"b"}}"#).1, [provision]);
+        let without = ready();
+        let known = without.known(site());
+        assert!(!known.is_provisioning_default && known.csr.is_none() && known.ssldir.is_empty());
+
+        let (_, warnings) = plan(with_all, r#"{"configuration":{"a":"b"}}"#);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert_eq!(plan(ready(), r#"{"configuration":{"a":"b"}}"#).1, [""; 0]);
-        for (more, expected) in [
-            ("", None),
-            (r#","identity":"n0.fleet.example.net""#, None),
-            (
-                r#","identity":"n1""#,
-                Some(r#"The configuration sets identity to "n1", the node will change its name"#),
-            ),
-        ] {
-            let answer = format!(r#"{{"configuration":{{{zero}{more}}}}}"#);
-            assert_eq!(plan(with_jwt(), &answer).1, expected.as_slice());
-        }
-        let answer = format!(r#"{{"configuration":{{{zero}}},"upgrade":"0.30.0"}}"#);
-        let expected = "The helper wants an upgrade, but the feature upgrades is off";
-        assert_eq!(plan(with_jwt(), &answer).1, [expected]);
     }
 
     #[test]
     fn the_directory_the_node_named_wins() {
-        let answer = r#"{"configuration":{"a":"b"},"ssldir":"/helper","certificate":"c","ca":"d",
-            "action_policies":{"a.policy":"p"},"opa_policies":{"b.rego":"r"}}"#;
+        let ca = Ca::new("CA", NOW - 10..NOW + 1_000);
+        let key = public_key(&recorded_csr().csr);
+        let certificate = ca.issue(node().as_str(), &key, NOW - 10..NOW + 1_000);
+        let answer = json!({
+            "configuration": {"a": "b"}, "ssldir": "/helper", "certificate": certificate, "ca": ca.pem(),
+            "action_policies": {"a.policy": "p"}, "opa_policies": {"b.rego": "r"},
+        })
+        .to_string();
         let csr = |ssldir: &str| {
             let sent = GenCsrReply { ssldir: ssldir.to_owned(), ..recorded_csr() };
             Verified::unasked(node()).described(String::new()).with_csr(sent, &[]).unwrap()
         };
-        assert_eq!(plan(csr("/node"), answer).0.ssldir, "/node");
-        assert_eq!(plan(csr(""), answer).0.ssldir, "/helper");
+        assert_eq!(plan(csr("/node"), &answer).0.ssldir, "/node");
+        assert_eq!(plan(csr(""), &answer).0.ssldir, "/helper");
 
-        let (plan, _) = plan(ready(), answer);
+        let (plan, _) = plan(ready(), &answer);
         assert_eq!(plan.ssldir, "/helper");
-        assert_eq!((&*plan.certificate, &*plan.ca), ("c", "d"));
+        assert_eq!((plan.certificate, plan.ca), (certificate, ca.pem()));
         assert_eq!(plan.configuration["a"], "b");
         assert_eq!(plan.action_policies["a.policy"], "p");
         assert_eq!(plan.opa_policies["b.rego"], "r");
@@ -648,10 +482,16 @@ mod tests {
     fn plan(ready: Ready, answer: &str) -> (Plan, Vec<String>) {
         let mut warnings = Vec::new();
         let answer = Answer::read(answer.as_bytes()).unwrap();
-        match ready.decide(answer, &mut |warning| warnings.push(warning.to_string())) {
+        match ready.decide(answer, site(), &mut |warning| warnings.push(warning.to_string())) {
             Ok(Decision::Configure(plan)) => (plan, warnings),
             other => panic!("{other:?}"),
         }
+    }
+
+    fn site() -> Site<'static> {
+        let features = Features { jwt: true, upgrades: false, enrollment: Enrollment::Pki };
+        let room = Room { max_payload: 1 << 20, size_of: &|body| body.len() };
+        Site { features, unix_time: NOW, room }
     }
 
     fn ready() -> Ready {

@@ -1,0 +1,1274 @@
+//! Answers of a helper that would hurt their node, found before anything is sent.
+//!
+//! Each finding says what is wrong and how to put it right. An error keeps the answer from being sent, since it would leave the
+//! node worse off than an attempt that fails; a warning does not. Pure; nothing here is asked of the node or the helper.
+//!
+//! | Answer | |
+//! | --- | --- |
+//! | `defer` and `shutdown` both, or one of them beside a configuration | warning |
+//! | no configuration; a setting that would write others, or has no name | error |
+//! | the node would stay in provisioning mode | error if it says so, else warning |
+//! | another identity than the node's | warning; error for a node that gets a server JWT |
+//! | server JWT or seed where the node does not write them | warning |
+//! | `exp` of the server JWT that is not used as written | warning |
+//! | certificate that does not fit key, identity, CA or date; a key that nodes cannot use | error |
+//! | key, certificate or CA that the node drops because a part is missing | error for a key, else warning |
+//! | policies under names that the node refuses, or that lead elsewhere | error |
+//! | version that is never reached, or not asked for | warning |
+//! | more than a message may hold | error |
+//!
+//! What nodes do with an answer is in go-choria, `providers/agent/mcorpc/golang/provision/configure_action.go` and
+//! `restart_action.go`. The original checks none of this.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use openssl::asn1::Asn1Time;
+use openssl::error::ErrorStack;
+use openssl::nid::Nid;
+use openssl::stack::Stack;
+use openssl::x509::store::X509StoreBuilder;
+use openssl::x509::verify::{X509VerifyFlags, X509VerifyParam};
+use openssl::x509::{X509, X509Ref, X509Req, X509StoreContext};
+use serde::Deserialize;
+
+use crate::config::{Enrollment, Features};
+use crate::helper::Answer;
+use crate::pki::csr::Csr;
+use crate::pki::ecdh::PrivateKey;
+use crate::protocol::Identity;
+use crate::rpc::Call;
+use crate::rpc::actions::Configure;
+
+/// What is known of the node an answer is for.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    /// Its name.
+    pub identity: &'a Identity,
+    /// Whether it provisions unless its configuration says otherwise, by its provisioning JWT.
+    pub is_provisioning_default: bool,
+    /// Its certificate request, if it made one.
+    pub csr: Option<&'a Csr>,
+    /// Where it keeps its certificates, if it said so; empty if not.
+    pub ssldir: &'a str,
+    /// Where it keeps its seed and will write its server JWT, if it made a key; empty if not.
+    pub directory: &'a str,
+    /// The same for all nodes.
+    pub site: Site<'a>,
+}
+
+/// What is known whatever the node.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    /// What is done for nodes.
+    pub features: Features,
+    /// Now, in seconds since 1970.
+    pub unix_time: i64,
+    /// How much a node can be sent.
+    pub room: Room<'a>,
+}
+
+/// How large a message may be.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The broker's limit, in bytes.
+    pub max_payload: usize,
+    /// How many bytes the message with this `configure` request would have.
+    pub size_of: &'a dyn Fn(&str) -> usize,
+}
+
+impl fmt::Debug for Room<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Room").field("max_payload", &self.max_payload).finish_non_exhaustive()
+    }
+}
+
+/// One thing that is wrong with an answer. Displays as its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is, and how to put it right.
+    pub text: String,
+}
+
+/// Whether an answer can still be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// It is sent.
+    Warning,
+    /// It is not.
+    Error,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Looks at `answer`, in the order of the table above.
+pub fn lint(answer: &Answer, known: &Known<'_>) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    check_choice(answer, &mut findings);
+    if answer.defer || answer.shutdown {
+        // Nothing of the rest is used.
+        return findings.0;
+    }
+
+    check_settings(&answer.configuration, &mut findings);
+    check_provision(answer, known, &mut findings);
+    check_identity(answer, known, &mut findings);
+    if known.site.features.enrollment == Enrollment::OrganizationIssuer {
+        check_credentials(answer, known.directory, &mut findings);
+        check_expiry(answer, known.site.unix_time, &mut findings);
+    }
+    check_certificate(answer, known, &mut findings);
+    check_policies("action_policies", ".policy", &answer.action_policies, &mut findings);
+    check_policies("opa_policies", ".rego", &answer.opa_policies, &mut findings);
+    check_upgrade(&answer.upgrade, known.site.features.upgrades, &mut findings);
+    check_size(answer, known, &mut findings);
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn warn(&mut self, text: impl Into<String>) {
+        self.0.push(Finding { severity: Severity::Warning, text: text.into() });
+    }
+
+    fn error(&mut self, text: impl Into<String>) {
+        self.0.push(Finding { severity: Severity::Error, text: text.into() });
+    }
+}
+
+fn check_choice(answer: &Answer, findings: &mut Findings) {
+    if answer.defer && answer.shutdown {
+        findings.warn("both defer and shutdown are set and the node is deferred: set one of them");
+    }
+    if (answer.defer || answer.shutdown) && !answer.configuration.is_empty() {
+        let which = if answer.defer { "defer" } else { "shutdown" };
+        findings.warn(format!(
+            "there is a configuration, which is not used because {which} is set: leave out one of them"
+        ));
+    }
+}
+
+/// A node writes each setting as `key=value`, raw: a line break would begin another setting.
+fn check_settings(configuration: &BTreeMap<String, String>, findings: &mut Findings) {
+    const BREAKS: [char; 2] = ['\n', '\0'];
+
+    if configuration.is_empty() {
+        // The original's words.
+        findings.error("empty configuration");
+    }
+    for (key, value) in configuration {
+        if key.trim().is_empty() {
+            findings.error("the configuration has a setting without a name: give it one");
+        } else if key.contains(BREAKS) || key.contains('=') {
+            findings.error(format!(
+                "the name of setting {} holds a line break, a NUL or an equals sign and would write other settings: remove it",
+                shown(key)
+            ));
+        }
+        if value.contains(BREAKS) {
+            findings.error(format!(
+                "the value of setting {} holds a line break or a NUL and would write other settings: remove it",
+                shown(key)
+            ));
+        }
+    }
+}
+
+/// The settings called `name`; a node trims names, so there may be several.
+fn settings<'a>(answer: &'a Answer, name: &str) -> impl Iterator<Item = &'a str> {
+    let named = answer.configuration.iter().filter(move |(key, _)| key.trim() == name);
+    named.map(|(_, value)| value.trim())
+}
+
+/// The words Choria's configuration files have for true; all others are false.
+fn is_true(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "1" | "yes" | "true" | "y" | "t")
+}
+
+/// A node refuses to restart into provisioning mode; without the setting, its JWT's default decides.
+fn check_provision(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
+    const PROVISION: &str = "plugin.choria.server.provision";
+
+    if settings(answer, PROVISION).any(is_true) {
+        findings.error(format!(
+            "{PROVISION} is true, and the node refuses to restart with it: set it to 0"
+        ));
+    } else if known.is_provisioning_default && settings(answer, PROVISION).next().is_none() {
+        findings.warn(format!(
+            "the configuration does not set {PROVISION}, and the node will come back to be provisioned again and again: set it to 0"
+        ));
+    }
+}
+
+/// A server JWT is for one name, and its node cannot connect under another.
+fn check_identity(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
+    let identity = known.identity.as_str();
+    for configured in settings(answer, "identity").filter(|configured| *configured != identity) {
+        let configured = shown(configured);
+        if known.site.features.enrollment == Enrollment::OrganizationIssuer {
+            findings.error(format!(
+                "the configuration sets identity to {configured}, but the server JWT is for {identity} and the node could never connect: set it to {identity} or leave it out"
+            ));
+        } else {
+            findings.warn(format!(
+                "the configuration sets identity to {configured} and the node will change its name: set it to {identity} or leave it out"
+            ));
+        }
+    }
+}
+
+/// A node that does not find its server JWT and seed deletes them and comes back to be provisioned.
+fn check_credentials(answer: &Answer, directory: &str, findings: &mut Findings) {
+    let family = if settings(answer, "plugin.security.provider").any(|name| name == "choria") {
+        "plugin.security.choria"
+    } else if settings(answer, "plugin.security.server_anon_tls").any(is_true) {
+        "plugin.choria.security.server"
+    } else {
+        // Nothing in this configuration reads them.
+        return;
+    };
+    if directory.is_empty() {
+        return;
+    }
+    for (setting, file) in [("token_file", "server.jwt"), ("seed_file", "server.seed")] {
+        let name = format!("{family}.{setting}");
+        let expected = joined(directory, file);
+        match settings(answer, &name).next() {
+            Some(path) if is_same_path(path, &expected) => {}
+            Some(path) => findings.warn(format!(
+                "the configuration sets {name} to {}, where the node will find nothing and come back to be provisioned: set it to {expected}",
+                shown(path)
+            )),
+            None => findings.warn(format!(
+                "the configuration does not set {name}, and the node will come back to be provisioned: set it to {expected}"
+            )),
+        }
+    }
+}
+
+/// `file` in a directory of a node, which may run Windows.
+fn joined(directory: &str, file: &str) -> String {
+    let separator = if directory.contains('\\') && !directory.contains('/') { '\\' } else { '/' };
+    format!("{}{separator}{file}", directory.trim_end_matches(['/', '\\']))
+}
+
+/// Whether two paths of a node are the same, but for how their separators are written.
+fn is_same_path(one: &str, two: &str) -> bool {
+    let [one, two] = [one, two].map(|path| path.replace('\\', "/"));
+    Path::new(&one) == Path::new(&two)
+}
+
+/// Below this, an `exp` is no time of this century: somebody meant a duration, as the original's manual does.
+const EXP_IS_DURATION_BELOW: i64 = 1_000_000_000;
+
+/// A server JWT must be valid for longer than this, in seconds; otherwise it gets the default validity.
+const VALIDITY_SECS_MIN: i64 = 3_600;
+
+fn check_expiry(answer: &Answer, unix_time: i64, findings: &mut Findings) {
+    #[derive(Deserialize)]
+    struct Claims {
+        exp: Option<serde_json::Number>,
+    }
+
+    let claims = answer.server_claims.as_ref().map(|claims| serde_json::from_str(claims.get()));
+    let Some(Ok(Claims { exp: Some(exp) })) = claims else { return };
+    let Some(secs) = exp.as_i64().or_else(|| exp.as_f64().map(|secs| secs as i64)) else { return };
+    let is_duration = secs > 0 && secs < EXP_IS_DURATION_BELOW;
+    let validity = if is_duration { secs } else { secs.saturating_sub(unix_time) };
+    if validity <= VALIDITY_SECS_MIN {
+        findings.warn(format!(
+            "exp of server_claims is {secs}, which is past or within an hour, and the default validity is used: give seconds since 1970"
+        ));
+    } else if is_duration {
+        findings.warn(format!(
+            "exp of server_claims is {secs} and is taken as a duration in seconds: give seconds since 1970"
+        ));
+    }
+}
+
+fn check_certificate(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
+    check_completeness(answer, known, findings);
+    let key = match answer.key.as_ref().map(|key| PrivateKey::from_pem(key.expose())).transpose() {
+        Ok(key) => key,
+        Err(error) => return findings.error(with_causes(&error)),
+    };
+    if answer.certificate.is_empty() {
+        return;
+    }
+    let certificates = match certificates("certificate", &answer.certificate) {
+        Ok(certificates) => certificates,
+        Err(text) => return findings.error(text),
+    };
+    let Some(certificate) = certificates.first() else { return };
+    let openssl =
+        |error: ErrorStack| format!("the certificate cannot be checked, {error}: sign another");
+
+    match fits_key(certificate, key.as_ref(), known.csr) {
+        Ok(None) => {}
+        Ok(Some(other)) => findings.error(format!(
+            "the certificate is not for the key of {other}, and the node could not use it: sign that one"
+        )),
+        Err(error) => findings.error(openssl(error)),
+    }
+    if !is_for(certificate, known.identity.as_str()) {
+        findings.error(format!(
+            "the certificate names {} and not {}: sign the request of this node",
+            shown(&common_name(certificate)),
+            known.identity
+        ));
+    }
+    match is_expired(certificate, known.site.unix_time) {
+        Ok(false) => {}
+        Ok(true) => {
+            return findings.error(format!(
+                "the certificate expired on {}: sign a new one",
+                certificate.not_after()
+            ));
+        }
+        Err(error) => return findings.error(openssl(error)),
+    }
+    if answer.ca.is_empty() {
+        return;
+    }
+    match check_chain(&certificates, &answer.ca, known.site.unix_time) {
+        Ok(None) => {}
+        Ok(Some(text)) => findings.error(text),
+        Err(error) => findings.error(openssl(error)),
+    }
+}
+
+/// A node writes nothing at all unless it has certificate, CA and directory.
+fn check_completeness(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
+    let has = [
+        ("key", answer.key.is_some()),
+        ("certificate", !answer.certificate.is_empty()),
+        ("ca", !answer.ca.is_empty()),
+    ];
+    let needs =
+        [has[1], has[2], ("ssldir", !(known.ssldir.is_empty() && answer.ssldir.is_empty()))];
+    let names = |list: &[(&'static str, bool)], is_there: bool| -> Vec<&str> {
+        list.iter().filter(|(_, has)| *has == is_there).map(|(name, _)| *name).collect()
+    };
+    let (given, missing) = (names(&has, true), names(&needs, false));
+    if given.is_empty() || missing.is_empty() {
+        return;
+    }
+    let text = format!(
+        "there is {} without {}, and the node drops it silently: give all of certificate, ca and ssldir",
+        given.join(" and "),
+        missing.join(" and "),
+    );
+    match answer.key {
+        Some(_) => findings.error(text),
+        None => findings.warn(text),
+    }
+}
+
+/// All certificates in `text`.
+fn certificates(name: &str, text: &str) -> Result<Vec<X509>, String> {
+    match X509::stack_from_pem(text.as_bytes()) {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        _ => Err(format!("{name} holds no readable certificate: give it as PEM")),
+    }
+}
+
+/// Whose key the certificate must be for, and is not.
+fn fits_key(
+    certificate: &X509Ref,
+    key: Option<&PrivateKey>,
+    csr: Option<&Csr>,
+) -> Result<Option<&'static str>, ErrorStack> {
+    let public = certificate.public_key()?;
+    // A key that comes along replaces the one the node made for its request.
+    let (owner, fits) = match (key, csr) {
+        (Some(key), _) => ("the answer", key.fits(&public)),
+        (None, Some(csr)) => {
+            let request = X509Req::from_pem(csr.pem().as_bytes())?;
+            ("the node's request", request.public_key()?.public_eq(&public))
+        }
+        (None, None) => return Ok(None),
+    };
+    Ok((!fits).then_some(owner))
+}
+
+fn is_for(certificate: &X509Ref, identity: &str) -> bool {
+    let names = certificate.subject_alt_names();
+    let mut names = names.iter().flatten().filter_map(|name| name.dnsname());
+    common_name(certificate) == identity || names.any(|name| name.eq_ignore_ascii_case(identity))
+}
+
+fn common_name(certificate: &X509Ref) -> String {
+    let mut entries = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+    let name = entries.next().and_then(|entry| entry.data().to_string().ok());
+    name.unwrap_or_default()
+}
+
+fn is_expired(certificate: &X509Ref, unix_time: i64) -> Result<bool, ErrorStack> {
+    let now = Asn1Time::from_unix(unix_time)?;
+    Ok(certificate.not_after().compare(&now)?.is_le())
+}
+
+/// What keeps a node that trusts `ca` from trusting the first of `certificates`; the others may lie between.
+fn check_chain(
+    certificates: &[X509],
+    ca: &str,
+    unix_time: i64,
+) -> Result<Option<String>, ErrorStack> {
+    let (leaf, between) = certificates.split_first().expect("there is at least one");
+    let trusted = match self::certificates("ca", ca) {
+        Ok(trusted) => trusted,
+        Err(text) => return Ok(Some(text)),
+    };
+    let mut store = X509StoreBuilder::new()?;
+    for certificate in trusted {
+        store.add_cert(certificate)?;
+    }
+    let mut rules = X509VerifyParam::new()?;
+    // An intermediate CA may be all that a site trusts.
+    rules.set_flags(X509VerifyFlags::PARTIAL_CHAIN)?;
+    // The CA's clock may be ahead of ours.
+    rules.set_time(unix_time.saturating_add(CLOCK_SECS_MAX));
+    store.set_param(&rules)?;
+    let mut chain = Stack::new()?;
+    for certificate in between {
+        chain.push(certificate.clone())?;
+    }
+    X509StoreContext::new()?.init(&store.build(), leaf, &chain, |context| {
+        Ok(match context.verify_cert()? {
+            true => None,
+            false => Some(format!(
+                "the certificate is not valid under ca, {}: give the CA that signed it",
+                context.error().error_string()
+            )),
+        })
+    })
+}
+
+/// How far a CA's clock may be ahead of ours, in seconds.
+const CLOCK_SECS_MAX: i64 = 300;
+
+/// A node refuses names without the suffix, and writes others wherever they lead.
+fn check_policies(
+    kind: &str,
+    suffix: &str,
+    policies: &BTreeMap<String, String>,
+    findings: &mut Findings,
+) {
+    for name in policies.keys() {
+        if !name.ends_with(suffix) || name.contains(['/', '\\', '\0']) || name.contains("..") {
+            findings.error(format!(
+                "{kind} has the name {}: names must end in {suffix} and hold no path",
+                shown(name)
+            ));
+        }
+    }
+}
+
+fn check_upgrade(wish: &str, is_on: bool, findings: &mut Findings) {
+    if wish.is_empty() {
+        return;
+    }
+    if !is_on {
+        return findings.warn(format!(
+            "there is an upgrade to {}, but the feature upgrades is off: turn it on or leave it out",
+            shown(wish)
+        ));
+    }
+    // Around the version it does no harm: that is cut off.
+    let wish = wish.trim();
+    let fault = if wish.contains(char::is_whitespace) {
+        "white space"
+    } else if wish.contains('-') {
+        "a release"
+    } else if wish.starts_with(['v', 'V']) && wish[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        "a leading v"
+    } else {
+        return;
+    };
+    findings.warn(format!(
+        "the upgrade {} holds {fault}, which is in no version that nodes report, so it could never be reached: give the bare version, like 0.30.0",
+        shown(wish)
+    ));
+}
+
+/// A server JWT has about half of this.
+const SERVER_JWT_BYTES: usize = 2_048;
+
+/// What encryption adds to a key, and our half of the exchange.
+const SEALED_BYTES: usize = 192;
+
+/// A longer provisioning token is hardly seen.
+const TOKEN_BYTES: usize = 64;
+
+/// No byte of a request becomes more than this many on the wire: of all, `<` is escaped worst, and base64 adds a third.
+const GROWTH_MAX: usize = 10;
+
+/// More than the layers around a request have, with a certificate or a client JWT.
+const ENVELOPE_BYTES_MAX: usize = 32 * 1024;
+
+fn check_size(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
+    let config = serde_json::to_string(&answer.configuration)
+        .expect("an object of texts can be written as JSON");
+    // What is made after this check, or must not be copied, is here by its length and lines.
+    let key = answer.key.as_ref().map(|key| {
+        let lines = key.expose().chars().map(|c| if c == '\n' { c } else { ' ' });
+        lines.chain(std::iter::repeat_n(' ', SEALED_BYTES)).collect::<String>()
+    });
+    let server_jwt = match known.site.features.enrollment {
+        Enrollment::OrganizationIssuer => " ".repeat(SERVER_JWT_BYTES),
+        Enrollment::Off | Enrollment::Pki => String::new(),
+    };
+    let body = Configure {
+        action_policies: &answer.action_policies,
+        ca: &answer.ca,
+        certificate: &answer.certificate,
+        config: &config,
+        ecdh_public: "",
+        key: key.as_deref().unwrap_or_default(),
+        opa_policies: &answer.opa_policies,
+        server_jwt: &server_jwt,
+        ssldir: if known.ssldir.is_empty() { &answer.ssldir } else { known.ssldir },
+        token: &" ".repeat(TOKEN_BYTES),
+    }
+    .body();
+
+    let Room { max_payload, size_of } = known.site.room;
+    if body.len() * GROWTH_MAX + ENVELOPE_BYTES_MAX <= max_payload {
+        return;
+    }
+    let size = size_of(&body);
+    if size > max_payload {
+        let policies = |policies: &BTreeMap<String, String>| -> usize {
+            policies.iter().map(|(name, text)| name.len() + text.len()).sum()
+        };
+        findings.error(format!(
+            "the answer makes a message of {size} bytes and the broker takes {max_payload}: \
+             shorten the configuration ({} bytes), policies ({}) or certificates ({}), or raise max_payload of the broker",
+            config.len(),
+            policies(&answer.action_policies) + policies(&answer.opa_policies),
+            answer.certificate.len() + answer.ca.len(),
+        ));
+    }
+}
+
+/// An error and what caused it.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
+/// Foreign text as a message shows it: bounded, and on one line.
+pub(super) fn shown(text: &str) -> String {
+    const QUOTE_MAX: usize = 200;
+    format!("{:?}", text.chars().take(QUOTE_MAX).collect::<String>())
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! A CA, and what it signs.
+
+    use openssl::asn1::{Asn1Integer, Asn1Time};
+    use openssl::bn::BigNum;
+    use openssl::ec::{EcGroup, EcKey};
+    use openssl::hash::MessageDigest;
+    use openssl::nid::Nid;
+    use openssl::pkey::{HasPublic, PKey, PKeyRef, Private};
+    use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
+    use openssl::x509::{X509, X509Builder, X509Name, X509Req, X509ReqBuilder};
+
+    use crate::pki::csr::Csr;
+
+    pub(in crate::node) struct Ca {
+        key: PKey<Private>,
+        certificate: X509,
+    }
+
+    /// When a certificate is valid, in seconds since 1970.
+    pub(in crate::node) type Validity = std::ops::Range<i64>;
+
+    impl Ca {
+        pub fn new(name: &str, validity: Validity) -> Ca {
+            let key = key();
+            let certificate = certificate(name, &key, (name, &key), validity, |builder| {
+                let constraints = BasicConstraints::new().critical().ca().build().unwrap();
+                builder.append_extension(constraints).unwrap();
+            });
+            Ca { key, certificate }
+        }
+
+        /// A CA below this one.
+        pub fn below(&self, name: &str, validity: Validity) -> Ca {
+            let key = key();
+            let issuer = (self.name(), &*self.key);
+            let certificate = certificate(name, &key, (&issuer.0, issuer.1), validity, |builder| {
+                let constraints = BasicConstraints::new().critical().ca().build().unwrap();
+                builder.append_extension(constraints).unwrap();
+            });
+            Ca { key, certificate }
+        }
+
+        pub fn pem(&self) -> String {
+            pem(&self.certificate)
+        }
+
+        pub fn issue<T: HasPublic>(
+            &self,
+            name: &str,
+            public: &PKeyRef<T>,
+            validity: Validity,
+        ) -> String {
+            pem(&certificate(name, public, (&self.name(), &self.key), validity, |_| ()))
+        }
+
+        /// The same with an alternative name.
+        pub fn issue_also<T: HasPublic>(
+            &self,
+            name: &str,
+            also: &str,
+            public: &PKeyRef<T>,
+            validity: Validity,
+        ) -> String {
+            let issuer = (self.name(), &*self.key);
+            pem(&certificate(name, public, (&issuer.0, issuer.1), validity, |builder| {
+                let names = SubjectAlternativeName::new()
+                    .dns(also)
+                    .build(&builder.x509v3_context(None, None))
+                    .unwrap();
+                builder.append_extension(names).unwrap();
+            }))
+        }
+
+        fn name(&self) -> String {
+            super::common_name(&self.certificate)
+        }
+    }
+
+    pub(in crate::node) fn key() -> PKey<Private> {
+        let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
+        PKey::from_ec_key(EcKey::generate(&group).unwrap()).unwrap()
+    }
+
+    pub(in crate::node) fn csr(identity: &str, key: &PKeyRef<Private>) -> Csr {
+        let mut builder = X509ReqBuilder::new().unwrap();
+        builder.set_subject_name(&named(identity)).unwrap();
+        builder.set_pubkey(key).unwrap();
+        builder.sign(key, MessageDigest::sha256()).unwrap();
+        let pem = String::from_utf8(builder.build().to_pem().unwrap()).unwrap();
+        Csr::check(pem, identity, &[]).unwrap()
+    }
+
+    /// The key a request is for.
+    pub(in crate::node) fn public_key(csr: &str) -> PKey<openssl::pkey::Public> {
+        X509Req::from_pem(csr.as_bytes()).unwrap().public_key().unwrap()
+    }
+
+    fn certificate<T: HasPublic>(
+        name: &str,
+        public: &PKeyRef<T>,
+        (issuer, issuer_key): (&str, &PKeyRef<Private>),
+        validity: Validity,
+        extend: impl FnOnce(&mut X509Builder),
+    ) -> X509 {
+        let mut builder = X509Builder::new().unwrap();
+        builder.set_version(2).unwrap();
+        let serial = Asn1Integer::from_bn(&BigNum::from_u32(1).unwrap()).unwrap();
+        builder.set_serial_number(&serial).unwrap();
+        builder.set_subject_name(&named(name)).unwrap();
+        builder.set_issuer_name(&named(issuer)).unwrap();
+        builder.set_pubkey(public).unwrap();
+        builder.set_not_before(&Asn1Time::from_unix(validity.start).unwrap()).unwrap();
+        builder.set_not_after(&Asn1Time::from_unix(validity.end).unwrap()).unwrap();
+        extend(&mut builder);
+        builder.sign(issuer_key, MessageDigest::sha256()).unwrap();
+        builder.build()
+    }
+
+    fn named(name: &str) -> X509Name {
+        let mut builder = X509Name::builder().unwrap();
+        builder.append_entry_by_nid(Nid::COMMONNAME, name).unwrap();
+        builder.build()
+    }
+
+    fn pem(certificate: &X509) -> String {
+        String::from_utf8(certificate.to_pem().unwrap()).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use openssl::pkey::{PKey, Private};
+    use serde_json::{Value, json};
+
+    use super::testing::{Ca, csr, key};
+    use super::{Known, Room, Severity, Site, lint};
+    use crate::config::{Enrollment, Features};
+    use crate::helper::Answer;
+    use crate::pki::csr::Csr;
+    use crate::protocol::Identity;
+
+    const NODE: &str = "n1.example.net";
+    const NOW: i64 = 1_760_000_000;
+    const DAY: i64 = 86_400;
+
+    #[test]
+    fn finds_nothing_in_healthy_answers() {
+        let bench = Bench::new();
+        for enrollment in [Enrollment::Off, Enrollment::Pki, Enrollment::OrganizationIssuer] {
+            bench.with(enrollment).check(bench.healthy(), &[]);
+        }
+        bench.check(json!({"defer": true, "msg": "later"}), &[]);
+        bench.check(json!({"shutdown": true, "msg": "old"}), &[]);
+        bench.check(configured(json!({"identity": NODE})), &[]);
+        bench.check(configured(json!({"plugin.choria.server.provision": "false"})), &[]);
+        bench.check(configured(json!({"k": "a=b c", "empty": ""})), &[]);
+    }
+
+    #[test]
+    fn warns_of_a_choice_that_leaves_something_unused() {
+        let bench = Bench::new();
+        let both = "both defer and shutdown are set and the node is deferred: set one of them";
+        let unused = |which: &str| {
+            format!(
+                "there is a configuration, which is not used because {which} is set: leave out one of them"
+            )
+        };
+        bench.check(json!({"defer": true, "shutdown": true}), &[warning(both)]);
+        bench.check(
+            json!({"shutdown": true, "configuration": {"a": "b"}}),
+            &[warning(&unused("shutdown"))],
+        );
+        // What is wrong with a configuration that is not used does not matter.
+        bench.check(
+            json!({"defer": true, "shutdown": true, "configuration": {"": "\n"}, "key": "x", "upgrade": "v1"}),
+            &[warning(both), warning(&unused("defer"))],
+        );
+    }
+
+    #[test]
+    fn refuses_settings_that_would_write_others() {
+        let bench = Bench::new();
+        bench.check(json!({}), &[error("empty configuration"), warning(MISSING_PROVISION)]);
+        let nameless = "the configuration has a setting without a name: give it one";
+        bench.check(configured(json!({"": "a"})), &[error(nameless)]);
+        bench.check(configured(json!({" \n": "a"})), &[error(nameless)]);
+        for key in ["a\nb", "a\0", "a=b", "=", "\na"] {
+            let text = format!(
+                "the name of setting {key:?} holds a line break, a NUL or an equals sign and would write other settings: remove it"
+            );
+            bench.check(configured(json!({key: "x"})), &[error(&text)]);
+        }
+        for value in ["1\nloglevel=debug", "a\0", "\n", "-----BEGIN\nAAAA"] {
+            bench.check(configured(json!({"k": value})), &[error(
+                "the value of setting \"k\" holds a line break or a NUL and would write other settings: remove it",
+            )]);
+        }
+    }
+
+    const MISSING_PROVISION: &str = "the configuration does not set plugin.choria.server.provision, and the node will come back to be provisioned again and again: set it to 0";
+
+    #[test]
+    fn knows_when_a_node_would_stay_in_provisioning_mode() {
+        let bench = Bench::new();
+        for value in ["1", "true", "yes", "Y", " T "] {
+            for name in ["plugin.choria.server.provision", " plugin.choria.server.provision "] {
+                bench.check(json!({"configuration": {name: value}}), &[error(
+                    "plugin.choria.server.provision is true, and the node refuses to restart with it: set it to 0",
+                )]);
+            }
+        }
+        for value in ["0", "false", "no", "n", "F", "maybe", ""] {
+            bench.check(json!({"configuration": {"plugin.choria.server.provision": value}}), &[]);
+        }
+        let missing = json!({"configuration": {"a": "b"}});
+        bench.check(missing.clone(), &[warning(MISSING_PROVISION)]);
+        Bench { is_provisioning_default: false, ..bench }.check(missing, &[]);
+    }
+
+    #[test]
+    fn knows_when_a_node_would_have_another_name() {
+        let bench = Bench::new();
+        let answer = configured(json!({"identity": "n2"}));
+        let renamed = "the configuration sets identity to \"n2\" and the node will change its name: set it to n1.example.net or leave it out";
+        bench.check(answer.clone(), &[warning(renamed)]);
+        bench.with(Enrollment::OrganizationIssuer).check(answer, &[error(
+            "the configuration sets identity to \"n2\", but the server JWT is for n1.example.net and the node could never connect: set it to n1.example.net or leave it out",
+        )]);
+        bench.check(configured(json!({"identity": " n1.example.net "})), &[]);
+    }
+
+    #[test]
+    fn warns_of_credentials_where_the_node_does_not_write_them() {
+        let bench = Bench::new().with(Enrollment::OrganizationIssuer);
+        let (token, seed) =
+            ("plugin.security.choria.token_file", "plugin.security.choria.seed_file");
+        let answer = |token_file: &str, seed_file: &str| {
+            configured(json!({
+                "plugin.security.provider": "choria", token: token_file, seed: seed_file,
+            }))
+        };
+        let elsewhere = |name: &str, path: &str, expected: &str| {
+            format!(
+                "the configuration sets {name} to {path:?}, where the node will find nothing and come back to be provisioned: set it to {expected}"
+            )
+        };
+        bench.check(answer("/etc/choria/server.jwt", "/etc/choria//server.seed"), &[]);
+        bench.check(
+            answer("/etc/choria/server.seed", "/etc/choria/server.jwt"),
+            &[
+                warning(&elsewhere(token, "/etc/choria/server.seed", "/etc/choria/server.jwt")),
+                warning(&elsewhere(seed, "/etc/choria/server.jwt", "/etc/choria/server.seed")),
+            ],
+        );
+        bench.check(
+            answer("server.jwt", "/etc/choria/server.seed"),
+            &[warning(&elsewhere(token, "server.jwt", "/etc/choria/server.jwt"))],
+        );
+        bench.check(configured(json!({"plugin.security.provider": "choria"})), &[
+            warning(
+                "the configuration does not set plugin.security.choria.token_file, and the node will come back to be provisioned: set it to /etc/choria/server.jwt",
+            ),
+            warning(
+                "the configuration does not set plugin.security.choria.seed_file, and the node will come back to be provisioned: set it to /etc/choria/server.seed",
+            ),
+        ]);
+        bench.check(
+            configured(json!({
+                "plugin.security.server_anon_tls": "true",
+                "plugin.choria.security.server.token_file": "/x/server.jwt",
+                "plugin.choria.security.server.seed_file": "/etc/choria/server.seed",
+            })),
+            &[warning(&elsewhere(
+                "plugin.choria.security.server.token_file",
+                "/x/server.jwt",
+                "/etc/choria/server.jwt",
+            ))],
+        );
+
+        let windows = Bench { directory: r"C:\choria\", ..bench };
+        windows.check(answer(r"C:\choria\server.jwt", "C:/choria/server.seed"), &[]);
+        windows.check(
+            answer(r"D:\server.jwt", r"C:\choria\server.seed"),
+            &[warning(&elsewhere(token, r"D:\server.jwt", r"C:\choria\server.jwt"))],
+        );
+        // Without the node's own word, or a server JWT, nothing is known.
+        Bench { directory: "", ..windows }.check(answer("/a", "/b"), &[]);
+        Bench::new().check(answer("/a", "/b"), &[]);
+    }
+
+    #[test]
+    fn warns_of_an_expiry_that_is_not_used_as_written() {
+        let bench = Bench::new().with(Enrollment::OrganizationIssuer);
+        let answer = |exp: Value| {
+            let mut answer = configured(json!({}));
+            answer["server_claims"] = json!({"exp": exp, "permissions": {"streams": true}});
+            answer
+        };
+        for exp in [0, -1, 1, 3_600, 1_000_000_000, NOW - 1, NOW, NOW + 3_600] {
+            bench.check(answer(json!(exp)), &[warning(&format!(
+                "exp of server_claims is {exp}, which is past or within an hour, and the default validity is used: give seconds since 1970"
+            ))]);
+        }
+        for exp in [3_601, 157_680_000, 999_999_999] {
+            bench.check(answer(json!(exp)), &[warning(&format!(
+                "exp of server_claims is {exp} and is taken as a duration in seconds: give seconds since 1970"
+            ))]);
+        }
+        for exp in [json!(NOW + 3_601), json!(NOW + 365 * DAY), json!(2_000_000_000.5), json!(null)]
+        {
+            bench.check(answer(exp), &[]);
+        }
+        Bench::new().check(answer(json!(1)), &[]);
+    }
+
+    #[test]
+    fn refuses_a_certificate_for_another_key() {
+        let bench = Bench::new();
+        let fault = |owner: &str| {
+            error(&format!(
+                "the certificate is not for the key of {owner}, and the node could not use it: sign that one"
+            ))
+        };
+        let other = bench.ca.issue(NODE, &key(), NOW - DAY..NOW + DAY);
+        let answer = bench.healthy_but("certificate", json!(other));
+        bench.check(answer.clone(), &[fault("the node's request")]);
+        // Without a request, the node's key is not known.
+        Bench { csr: None, ..Bench::new() }.check(
+            {
+                let mut answer = answer;
+                answer["ca"] = json!(bench.ca.pem());
+                answer
+            },
+            &[],
+        );
+
+        // A key that comes along is the one that counts.
+        let made = key();
+        let pem = |key: &PKey<Private>| {
+            json!(String::from_utf8(key.private_key_to_pem_pkcs8().unwrap()).unwrap())
+        };
+        let mut answer = bench.healthy();
+        answer["certificate"] = json!(bench.ca.issue(NODE, &made, NOW - DAY..NOW + DAY));
+        answer["key"] = pem(&made);
+        bench.check(answer.clone(), &[]);
+        answer["key"] = pem(&key());
+        bench.check(answer.clone(), &[fault("the answer")]);
+        answer["certificate"] = bench.healthy()["certificate"].clone();
+        answer["key"] = pem(&made);
+        bench.check(answer, &[fault("the answer")]);
+    }
+
+    #[test]
+    fn refuses_a_certificate_for_another_name() {
+        let bench = Bench::new();
+        let validity = NOW - DAY..NOW + DAY;
+        let other = bench.ca.issue("n2", &bench.key, validity.clone());
+        bench.check(bench.healthy_but("certificate", json!(other)), &[error(
+            "the certificate names \"n2\" and not n1.example.net: sign the request of this node",
+        )]);
+        let also = bench.ca.issue_also("anything", "N1.example.net", &bench.key, validity);
+        bench.check(bench.healthy_but("certificate", json!(also)), &[]);
+    }
+
+    #[test]
+    fn refuses_a_certificate_that_has_expired() {
+        let bench = Bench::new();
+        let expired = bench.ca.issue(NODE, &bench.key, NOW - DAY..NOW);
+        bench.check(
+            bench.healthy_but("certificate", json!(expired)),
+            &[error("the certificate expired on Oct  9 08:53:20 2025 GMT: sign a new one")],
+        );
+        // A CA's clock may be a bit ahead.
+        let ahead = bench.ca.issue(NODE, &bench.key, NOW + 200..NOW + DAY);
+        bench.check(bench.healthy_but("certificate", json!(ahead)), &[]);
+        let future = bench.ca.issue(NODE, &bench.key, NOW + 400..NOW + DAY);
+        bench.check(bench.healthy_but("certificate", json!(future)), &[error(
+            "the certificate is not valid under ca, certificate is not yet valid: give the CA that signed it",
+        )]);
+    }
+
+    #[test]
+    fn refuses_a_ca_that_did_not_sign_the_certificate() {
+        let bench = Bench::new();
+        let validity = NOW - DAY..NOW + DAY;
+        let fault = |why: &str| {
+            error(&format!(
+                "the certificate is not valid under ca, {why}: give the CA that signed it"
+            ))
+        };
+        let stranger = Ca::new("Other CA", validity.clone());
+        let namesake = Ca::new("Test CA", validity.clone());
+        let old = Ca::new("Old CA", NOW - DAY..NOW - 1);
+        bench.check(
+            bench.healthy_but("ca", json!(stranger.pem())),
+            &[fault("unable to get local issuer certificate")],
+        );
+        bench.check(
+            bench.healthy_but("ca", json!(namesake.pem())),
+            &[fault("certificate signature failure")],
+        );
+        let both = format!("{}{}", stranger.pem(), bench.ca.pem());
+        bench.check(bench.healthy_but("ca", json!(both)), &[]);
+        let mut answer = bench.healthy_but("ca", json!(old.pem()));
+        answer["certificate"] = json!(old.issue(NODE, &bench.key, validity.clone()));
+        bench.check(answer, &[fault("certificate has expired")]);
+
+        // A CA between, sent with either.
+        let between = bench.ca.below("Site CA", validity.clone());
+        let certificate = between.issue(NODE, &bench.key, validity);
+        let mut answer = bench.healthy_but("certificate", json!(certificate));
+        bench.check(answer.clone(), &[fault("unable to get local issuer certificate")]);
+        answer["ca"] = json!(between.pem());
+        bench.check(answer.clone(), &[]);
+        answer["certificate"] = json!(format!("{certificate}{}", between.pem()));
+        answer["ca"] = json!(bench.ca.pem());
+        bench.check(answer, &[]);
+    }
+
+    #[test]
+    fn refuses_what_is_no_certificate_or_key() {
+        let bench = Bench::new();
+        for text in ["x", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            bench.check(
+                bench.healthy_but("certificate", json!(text)),
+                &[error("certificate holds no readable certificate: give it as PEM")],
+            );
+            bench.check(
+                bench.healthy_but("ca", json!(text)),
+                &[error("ca holds no readable certificate: give it as PEM")],
+            );
+        }
+        bench.check(
+            bench.healthy_but("key", json!("x")),
+            &[error("bad key received: no PEM block found")],
+        );
+        let cut = "-----BEGIN PRIVATE KEY-----\nAAAA";
+        bench.check(
+            bench.healthy_but("key", json!(cut)),
+            &[error("bad key received: the PEM block has no matching end")],
+        );
+    }
+
+    #[test]
+    fn knows_what_a_node_drops_because_a_part_is_missing() {
+        let bench = Bench { ssldir: "", ..Bench::new() };
+        let made = key();
+        let certificate = bench.ca.issue(NODE, &made, NOW - DAY..NOW + DAY);
+        let made = String::from_utf8(made.private_key_to_pem_pkcs8().unwrap()).unwrap();
+        let whole = [
+            ("key", json!(made)),
+            ("certificate", json!(certificate)),
+            ("ca", json!(bench.ca.pem())),
+            ("ssldir", json!("/ssl")),
+        ];
+        let but = |left_out: &[&str]| {
+            let mut answer = configured(json!({}));
+            for (name, value) in whole.iter().filter(|(name, _)| !left_out.contains(name)) {
+                answer[*name] = value.clone();
+            }
+            answer
+        };
+        let text = |given: &str, missing: &str| {
+            format!(
+                "there is {given} without {missing}, and the node drops it silently: give all of certificate, ca and ssldir"
+            )
+        };
+        bench.check(but(&[]), &[]);
+        bench.check(but(&["ssldir"]), &[error(&text("key and certificate and ca", "ssldir"))]);
+        bench.check(but(&["ca"]), &[error(&text("key and certificate", "ca"))]);
+        bench.check(but(&["certificate"]), &[error(&text("key and ca", "certificate"))]);
+        bench.check(
+            but(&["certificate", "ca", "ssldir"]),
+            &[error(&text("key", "certificate and ca and ssldir"))],
+        );
+        // The node's own directory will do.
+        Bench { ssldir: "/node", ..Bench::new() }.check(
+            {
+                let mut answer = but(&["ssldir"]);
+                answer["ca"] = json!(bench.ca.pem());
+                answer
+            },
+            &[],
+        );
+
+        // Without a key the node keeps its own, and is only as it was.
+        let no_csr = Bench { csr: None, ..bench };
+        no_csr.check(but(&["key", "ca"]), &[warning(&text("certificate", "ca"))]);
+        no_csr.check(but(&["key", "certificate"]), &[warning(&text("ca", "certificate"))]);
+        no_csr.check(but(&["key", "certificate", "ca"]), &[]);
+    }
+
+    #[test]
+    fn refuses_policies_under_names_that_the_node_refuses_or_that_lead_elsewhere() {
+        let bench = Bench::new();
+        for (kind, suffix, names) in [
+            (
+                "action_policies",
+                ".policy",
+                ["rpcutil", "a.rego", "../a.policy", "x/a.policy", r"x\a.policy", "..policy"],
+            ),
+            (
+                "opa_policies",
+                ".rego",
+                ["a.policy", "a.REGO", "/etc/a.rego", "..rego", "a\0.rego", "rego"],
+            ),
+        ] {
+            for name in names {
+                let mut answer = configured(json!({}));
+                answer[kind] = json!({name: "x"});
+                bench.check(
+                    answer,
+                    &[error(&format!(
+                        "{kind} has the name {name:?}: names must end in {suffix} and hold no path"
+                    ))],
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn warns_of_an_upgrade_that_is_never_reached() {
+        let bench = Bench::new();
+        let answer = |version: &str| {
+            let mut answer = configured(json!({}));
+            answer["upgrade"] = json!(version);
+            answer
+        };
+        bench.check(answer("0.30.0"), &[]);
+        bench.check(answer("0.99.0.20260101"), &[]);
+        bench.check(answer("very"), &[]);
+        bench.check(answer(" 0.30.0\n"), &[]);
+        for (version, fault) in [
+            ("0.30.0-1", "a release"),
+            ("0.30.0-rc1", "a release"),
+            ("v0.30.0", "a leading v"),
+            ("V1", "a leading v"),
+            ("0.30 .0", "white space"),
+            ("0.30.0\n0.31.0", "white space"),
+        ] {
+            bench.check(answer(version), &[warning(&format!(
+                "the upgrade {version:?} holds {fault}, which is in no version that nodes report, so it could never be reached: give the bare version, like 0.30.0"
+            ))]);
+        }
+        let off = Bench { upgrades: false, ..bench };
+        off.check(answer(""), &[]);
+        off.check(answer("v1"), &[warning(
+            "there is an upgrade to \"v1\", but the feature upgrades is off: turn it on or leave it out",
+        )]);
+    }
+
+    #[test]
+    fn refuses_what_is_too_large_for_the_broker() {
+        let bench = Bench { max_payload: 200_000, ..Bench::new() };
+        let answer = |length: usize| {
+            let mut answer = configured(json!({"k": "<".repeat(length)}));
+            answer["action_policies"] = json!({"a.policy": "p".repeat(1_000)});
+            answer["opa_policies"] = json!({"b.rego": "r".repeat(2_000)});
+            answer
+        };
+        bench.check(answer(100), &[]);
+        assert!(!bench.was_measured.get(), "what is small enough in any case is not measured");
+        bench.check(answer(60_000), &[]);
+        assert!(bench.was_measured.get());
+        bench.check(answer(70_000), &[error(
+            "the answer makes a message of 220065 bytes and the broker takes 200000: \
+             shorten the configuration (70045 bytes), policies (3014) or certificates (0), or raise max_payload of the broker",
+        )]);
+        // A server JWT is made after this check, and takes its place.
+        let near = answer(63_000);
+        bench.check(near.clone(), &[]);
+        let issuer = bench.with(Enrollment::OrganizationIssuer);
+        assert_eq!(issuer.findings(near).len(), 1);
+    }
+
+    /// A node, a CA, and a site.
+    struct Bench {
+        ca: Ca,
+        key: PKey<Private>,
+        csr: Option<Csr>,
+        enrollment: Enrollment,
+        upgrades: bool,
+        is_provisioning_default: bool,
+        ssldir: &'static str,
+        directory: &'static str,
+        max_payload: usize,
+        was_measured: Cell<bool>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let key = key();
+            Bench {
+                ca: Ca::new("Test CA", NOW - DAY..NOW + DAY),
+                csr: Some(csr(NODE, &key)),
+                key,
+                enrollment: Enrollment::Pki,
+                upgrades: true,
+                is_provisioning_default: true,
+                ssldir: "/etc/choria/ssl",
+                directory: "/etc/choria",
+                max_payload: 1 << 20,
+                was_measured: Cell::new(false),
+            }
+        }
+
+        /// The same site with another way to give credentials.
+        fn with(&self, enrollment: Enrollment) -> Bench {
+            Bench {
+                ca: Ca::new("Test CA", NOW - DAY..NOW + DAY),
+                key: self.key.clone(),
+                csr: self.csr.clone(),
+                enrollment,
+                was_measured: Cell::new(false),
+                ..*self
+            }
+        }
+
+        /// An answer that uses all there is.
+        fn healthy(&self) -> Value {
+            json!({
+                "configuration": {
+                    "identity": NODE,
+                    "plugin.choria.server.provision": "0",
+                    "plugin.security.provider": "choria",
+                    "plugin.security.choria.token_file": "/etc/choria/server.jwt",
+                    "plugin.security.choria.seed_file": "/etc/choria/server.seed",
+                },
+                "certificate": self.ca.issue(NODE, &self.key, NOW - DAY..NOW + DAY),
+                "ca": self.ca.pem(),
+                "action_policies": {"rpcutil.policy": "policy default deny"},
+                "opa_policies": {"default.rego": "package io.choria.mcorpc.authpolicy"},
+                "server_claims": {"exp": NOW + 365 * DAY, "permissions": {"streams": true}},
+                "upgrade": "0.30.0",
+            })
+        }
+
+        fn healthy_but(&self, name: &str, value: Value) -> Value {
+            let mut answer = self.healthy();
+            answer[name] = value;
+            answer
+        }
+
+        #[track_caller]
+        fn check(&self, answer: Value, expected: &[(Severity, String)]) {
+            let shown: String = answer.to_string().chars().take(500).collect();
+            assert_eq!(self.findings(answer), expected, "{shown}");
+        }
+
+        fn findings(&self, answer: Value) -> Vec<(Severity, String)> {
+            let answer = Answer::read(answer.to_string().as_bytes()).unwrap();
+            let size_of = |body: &str| {
+                self.was_measured.set(true);
+                body.len() * 3
+            };
+            let features =
+                Features { jwt: true, upgrades: self.upgrades, enrollment: self.enrollment };
+            let known = Known {
+                identity: &Identity::parse(NODE).unwrap(),
+                is_provisioning_default: self.is_provisioning_default,
+                csr: self.csr.as_ref(),
+                ssldir: self.ssldir,
+                directory: self.directory,
+                site: Site {
+                    features,
+                    unix_time: NOW,
+                    room: Room { max_payload: self.max_payload, size_of: &size_of },
+                },
+            };
+            let findings = lint(&answer, &known).into_iter();
+            findings.map(|finding| (finding.severity, finding.text)).collect()
+        }
+    }
+
+    /// A good configuration with `settings` added.
+    fn configured(settings: Value) -> Value {
+        let mut configuration = json!({"plugin.choria.server.provision": "0"});
+        for (name, value) in settings.as_object().unwrap() {
+            configuration[name] = value.clone();
+        }
+        json!({"configuration": configuration})
+    }
+
+    fn warning(text: &str) -> (Severity, String) {
+        (Severity::Warning, text.to_owned())
+    }
+
+    fn error(text: &str) -> (Severity, String) {
+        (Severity::Error, text.to_owned())
+    }
+}
