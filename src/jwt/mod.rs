@@ -1,32 +1,45 @@
-//! Checking JWTs: signature, dates and the claims all of them share.
+//! Signing and checking JWTs: signature, dates and the claims all of them share.
 //!
-//! A token is parsed once, and only a verified one leaves this module. Order of the checks and their texts are those of Choria's own
+//! A token is parsed once, and only a verified one leaves this module; our own, whose issuer's key we may not have, is the exception. Order of the checks and their texts are those of Choria's own
 //! reader (`ParseToken` in choria-io/tokens over golang-jwt), so that operators find the messages they know. No I/O, no clock: keys and
 //! time are arguments.
 
+pub mod chain;
+pub mod client;
+mod hex;
 pub mod provisioning;
+pub mod server;
 
 use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ed25519_dalek::{Signature, VerifyingKey};
+use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
+use openssl::error::ErrorStack;
 use openssl::hash::MessageDigest;
-use openssl::pkey::{Id, PKey, Public};
+use openssl::pkey::{Id, PKey, Private, Public};
 use openssl::rsa::Rsa;
-use openssl::sign::Verifier;
+use openssl::sign::{Signer, Verifier};
 use openssl::x509::X509;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Number, Value};
 
-use crate::pki::pem;
+use self::hex::HexError;
+use crate::pki::{pem, x509};
 
 /// Longest token we look at, in bytes. Real ones have 500 to 2,000; one that carries a trust chain and policies stays well below.
 pub const TOKEN_MAX: usize = 64 * 1024;
 
 /// Longest part of a token's content that an error repeats, in characters.
 const QUOTE_MAX: usize = 200;
+
+/// How the issuer of a token begins that the organization issuer signed; its public key follows.
+const ORGANIZATION_ISSUER: &str = "I-";
+/// How the issuer of a token begins that a chain issuer signed; the id and public key of that one's token follow.
+const CHAIN_ISSUER: &str = "C-";
+/// The organization of a token that names none.
+const DEFAULT_ORGANIZATION: &str = "choria";
 
 /// A token whose signature and dates were checked.
 #[derive(Debug, Clone)]
@@ -89,33 +102,69 @@ pub fn verify<C: DeserializeOwned>(
     key: &VerifyKey,
     now: i64,
 ) -> Result<Token<C>, Error> {
-    let text = text.trim();
-    if text.len() > TOKEN_MAX {
-        return Err(Error::Malformed(format!("token has more than {TOKEN_MAX} bytes")));
+    let parsed = Parsed::read(text)?;
+    parsed.check_signature(key)?;
+    parsed.token.standard.check_dates(now)?;
+    Ok(parsed.token)
+}
+
+/// A token whose parts were read and not checked.
+struct Parsed<'a, C> {
+    token: Token<C>,
+    algorithm: &'static str,
+    signed: &'a str,
+    signature: Vec<u8>,
+}
+
+impl<'a, C: DeserializeOwned> Parsed<'a, C> {
+    fn read(text: &'a str) -> Result<Parsed<'a, C>, Error> {
+        let text = text.trim();
+        if text.len() > TOKEN_MAX {
+            return Err(Error::Malformed(format!("token has more than {TOKEN_MAX} bytes")));
+        }
+        let mut segments = text.split('.');
+        let (Some(header), Some(claims), Some(signature), None) =
+            (segments.next(), segments.next(), segments.next(), segments.next())
+        else {
+            return Err(Error::Malformed(
+                "token contains an invalid number of segments".to_owned(),
+            ));
+        };
+
+        let header: Header = object(&decode(header, "header")?, "header")?;
+        let claims = decode(claims, "claim")?;
+        let token =
+            Token { own: object::<C>(&claims, "claim")?, standard: object(&claims, "claim")? };
+        let algorithm = header.algorithm()?;
+        let signature = decode(signature, "signature")?;
+        let signed = text.rsplit_once('.').map_or("", |(signed, _)| signed);
+        Ok(Parsed { token, algorithm, signed, signature })
     }
-    let mut segments = text.split('.');
-    let (Some(header), Some(claims), Some(signature), None) =
-        (segments.next(), segments.next(), segments.next(), segments.next())
-    else {
-        return Err(Error::Malformed("token contains an invalid number of segments".to_owned()));
-    };
 
-    let header: Header = object(&decode(header, "header")?, "header")?;
-    let claims = decode(claims, "claim")?;
-    let token = Token { own: object::<C>(&claims, "claim")?, standard: object(&claims, "claim")? };
+    fn check_signature(&self, key: &VerifyKey) -> Result<(), Error> {
+        let algorithm = Algorithm::accepted(self.algorithm)?;
+        key.check(algorithm, self.signed.as_bytes(), &self.signature)
+    }
 
-    let name = header.algorithm()?;
-    let signature = decode(signature, "signature")?;
-    let algorithm = Algorithm::accepted(name)?;
-
-    let signed = text.rsplit_once('.').map_or("", |(signed, _)| signed);
-    key.check(algorithm, signed.as_bytes(), &signature)?;
-
-    token.standard.check_dates(now)?;
-    Ok(token)
+    /// Whether `key` is of the kind that the token's algorithm needs, whatever the signature.
+    fn check_kind(&self, key: &VerifyKey) -> Result<(), Error> {
+        key.fits(Algorithm::accepted(self.algorithm)?)
+    }
 }
 
 impl Standard {
+    /// A token with a trust chain signature is good only as long as its issuer, up to and including that second.
+    ///
+    /// Source: `IsExpired` of `StandardClaims` in choria-io/tokens.
+    fn is_issuer_expired(&self, now: i64) -> bool {
+        match self.issexp {
+            Some(issuer) if self.iss.starts_with(CHAIN_ISSUER) => {
+                now > issuer.min(self.exp.unwrap_or(issuer))
+            }
+            _ => true,
+        }
+    }
+
     fn check_dates(&self, now: i64) -> Result<(), Error> {
         let expired = self.exp.is_some_and(|exp| now >= exp);
         let early = self.nbf.is_some_and(|nbf| now < nbf);
@@ -172,20 +221,10 @@ impl VerifyKey {
     ///
     /// [`KeyError`], if `text` is not 64 hex digits or no point on the curve.
     pub fn from_hex(text: &str) -> Result<VerifyKey, KeyError> {
-        let text = text.trim();
-        if let Some(wrong) = text.chars().find(|letter| !letter.is_ascii_hexdigit()) {
-            return Err(KeyError::Hex { wrong });
-        }
-        let mut bytes = [0; ed25519_dalek::PUBLIC_KEY_LENGTH];
-        if text.len() != 2 * bytes.len() {
-            return Err(KeyError::Size);
-        }
-        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = std::str::from_utf8(digits)
-                .ok()
-                .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-                .ok_or(KeyError::Size)?;
-        }
+        let bytes = hex::decode(text.trim()).map_err(|error| match error {
+            HexError::Digit(wrong) => KeyError::Hex { wrong },
+            HexError::Length => KeyError::Size,
+        })?;
         VerifyKey::from_ed25519(&bytes)
     }
 
@@ -201,14 +240,26 @@ impl VerifyKey {
         Ok(VerifyKey::Ed25519(Box::new(key)))
     }
 
+    fn fits(&self, algorithm: Algorithm) -> Result<(), Error> {
+        match (algorithm, self) {
+            (Algorithm::EdDsa, VerifyKey::Ed25519(_)) | (Algorithm::Rsa(_), VerifyKey::Rsa(_)) => {
+                Ok(())
+            }
+            (Algorithm::EdDsa, VerifyKey::Rsa(_)) => Err(Error::Unverifiable(
+                "error while executing keyfunc: ed25519 public key required",
+            )),
+            (Algorithm::Rsa(_), VerifyKey::Ed25519(_)) => {
+                Err(Error::Unverifiable("error while executing keyfunc: rsa public key required"))
+            }
+        }
+    }
+
     fn check(&self, algorithm: Algorithm, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
+        self.fits(algorithm)?;
         match (algorithm, self) {
             (Algorithm::EdDsa, VerifyKey::Ed25519(key)) => Signature::from_slice(signature)
                 .and_then(|signature| key.verify_strict(signed, &signature))
                 .map_err(|_| Error::BadSignature("ed25519: verification error".to_owned())),
-            (Algorithm::EdDsa, VerifyKey::Rsa(_)) => Err(Error::Unverifiable(
-                "error while executing keyfunc: ed25519 public key required",
-            )),
             (Algorithm::Rsa(digest), VerifyKey::Rsa(key)) => {
                 let verified = Verifier::new(digest, key)
                     .and_then(|mut verifier| verifier.verify_oneshot(signature, signed));
@@ -220,11 +271,89 @@ impl VerifyKey {
                     }
                 }
             }
-            (Algorithm::Rsa(_), VerifyKey::Ed25519(_)) => {
-                Err(Error::Unverifiable("error while executing keyfunc: rsa public key required"))
+            (Algorithm::EdDsa, VerifyKey::Rsa(_)) | (Algorithm::Rsa(_), VerifyKey::Ed25519(_)) => {
+                unreachable!("the key fits the algorithm")
             }
         }
     }
+}
+
+/// A private key that signs tokens.
+#[derive(Debug, Clone)]
+pub enum SignKey {
+    /// Signs with `EdDSA`.
+    Ed25519(Box<SigningKey>),
+    /// Signs with `RS256`.
+    Rsa(PKey<Private>),
+}
+
+impl SignKey {
+    /// Reads the content of a key file: an RSA key in PEM, or an Ed25519 seed in hex.
+    ///
+    /// # Errors
+    ///
+    /// [`SignKeyError`], if it is neither.
+    ///
+    /// Source: `SignTokenWithKeyFile` in choria-io/tokens, which wants a seed without a newline behind it.
+    pub fn from_file(content: &str) -> Result<SignKey, SignKeyError> {
+        if content.contains("-----BEGIN ") {
+            return x509::private_key(content).map(SignKey::Rsa).map_err(SignKeyError::Rsa);
+        }
+        seed(content).map(|key| SignKey::Ed25519(Box::new(key)))
+    }
+
+    /// The token that holds `own` and `standard`.
+    ///
+    /// # Errors
+    ///
+    /// OpenSSL's, for an RSA key that is too short.
+    fn sign<C: Serialize>(&self, own: &C, standard: &Standard) -> Result<String, ErrorStack> {
+        #[derive(Serialize)]
+        struct Flat<'a, C> {
+            #[serde(flatten)]
+            own: &'a C,
+            #[serde(flatten)]
+            standard: &'a Standard,
+        }
+        let header = match self {
+            SignKey::Ed25519(_) => r#"{"alg":"EdDSA","typ":"JWT"}"#,
+            SignKey::Rsa(_) => r#"{"alg":"RS256","typ":"JWT"}"#,
+        };
+        let claims = serde_json::to_vec(&Flat { own, standard })
+            .expect("texts, numbers, flags and lists can be written as JSON");
+        let mut token = URL_SAFE_NO_PAD.encode(header);
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(claims, &mut token);
+        let signature = match self {
+            SignKey::Ed25519(key) => key.sign(token.as_bytes()).to_vec(),
+            SignKey::Rsa(key) => {
+                Signer::new(MessageDigest::sha256(), key)?.sign_oneshot_to_vec(token.as_bytes())?
+            }
+        };
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(signature, &mut token);
+        Ok(token)
+    }
+}
+
+/// Reads the content of a seed file: 32 bytes in hex. White space around it is ignored, which the original does not do.
+///
+/// # Errors
+///
+/// [`SignKeyError`]; what was found is never repeated.
+pub fn seed(content: &str) -> Result<SigningKey, SignKeyError> {
+    let content = content.trim();
+    if content.is_empty() {
+        return Err(SignKeyError::Empty);
+    }
+    if content.starts_with("-----BEGIN ") {
+        return Err(SignKeyError::Pem);
+    }
+    let seed = hex::decode(content).map_err(|error| match error {
+        HexError::Digit(_) => SignKeyError::Hex,
+        HexError::Length => SignKeyError::Size { digits: content.len() },
+    })?;
+    Ok(SigningKey::from_bytes(&seed))
 }
 
 /// The signature algorithms we accept.
@@ -333,6 +462,8 @@ pub enum Error {
     Malformed(String),
     /// Its algorithm is unknown, or our key is of another kind.
     Unverifiable(&'static str),
+    /// It does not hang on the trust chain that starts at our key.
+    Chain(chain::Error),
     /// The signature does not fit, or is of a kind we never accept.
     BadSignature(String),
     /// Its time is over.
@@ -348,6 +479,10 @@ impl fmt::Display for Error {
         match self {
             Error::Malformed(what) => write!(f, "token is malformed: {what}"),
             Error::Unverifiable(what) => write!(f, "token is unverifiable: {what}"),
+            Error::Chain(what) => write!(
+                f,
+                "token is unverifiable: error while executing keyfunc: not signed by issuer: {what}"
+            ),
             Error::BadSignature(what) => write!(f, "token signature is invalid: {what}"),
             Error::Expired => f.write_str("token has invalid claims: token is expired"),
             Error::NotYetValid => f.write_str("token has invalid claims: token is not valid yet"),
@@ -391,15 +526,67 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
+/// Why a text is no private key for tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SignKeyError {
+    /// A PEM text without a usable RSA key.
+    Rsa(x509::Error),
+    /// Nothing at all.
+    Empty,
+    /// A PEM text where only a seed will do.
+    Pem,
+    /// A seed that is not hex.
+    Hex,
+    /// A seed of another length.
+    Size {
+        /// How many digits it has; 64 are right.
+        digits: usize,
+    },
+}
+
+impl fmt::Display for SignKeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SignKeyError::Rsa(_) => f.write_str("could not parse signing key"),
+            SignKeyError::Empty => f.write_str("the key file is empty"),
+            SignKeyError::Pem => f.write_str(
+                "the key file holds PEM, and an ed25519 seed of 64 hex digits is wanted here",
+            ),
+            SignKeyError::Hex => {
+                f.write_str("invalid ed25519 seed: there is more in it than hex digits")
+            }
+            SignKeyError::Size { digits } => {
+                write!(f, "invalid seed length: {digits} hex digits instead of 64")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SignKeyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SignKeyError::Rsa(source) => Some(source),
+            SignKeyError::Empty
+            | SignKeyError::Pem
+            | SignKeyError::Hex
+            | SignKeyError::Size { .. } => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use openssl::asn1::Asn1Time;
     use openssl::pkey::PKey;
     use openssl::rsa::Rsa;
     use openssl::x509::X509;
     use serde::Deserialize;
 
-    use super::{Error, KeyError, TOKEN_MAX, Token, VerifyKey, verify};
+    use super::{
+        Error, KeyError, SignKey, SignKeyError, Standard, TOKEN_MAX, Token, VerifyKey, seed, verify,
+    };
     use crate::jwt::testing::{self, NOW};
 
     #[derive(Debug, Deserialize)]
@@ -619,6 +806,81 @@ mod tests {
         );
     }
 
+    #[test]
+    fn signs_with_either_kind_of_key() {
+        let standard = Standard { jti: "i".to_owned(), exp: Some(NOW + 1), ..Standard::default() };
+        let own = serde_json::json!({"b": 1, "a": true});
+        for (key, public, header) in [
+            (
+                testing::SIGNER_SEED.to_owned(),
+                testing::SIGNER_PUBLIC.to_owned(),
+                r#"{"alg":"EdDSA","typ":"JWT"}"#,
+            ),
+            (
+                testing::recorded("insecure/jwt-signer.key"),
+                testing::recorded("insecure/jwt-signer.pem"),
+                r#"{"alg":"RS256","typ":"JWT"}"#,
+            ),
+        ] {
+            for key in [key.clone(), format!("\n{key}\n")] {
+                let token = SignKey::from_file(&key).unwrap().sign(&own, &standard).unwrap();
+                let read = read(&token, &VerifyKey::from_file(&public).unwrap()).unwrap();
+                assert_eq!(read.standard, standard);
+                let parts: Vec<&str> = token.split('.').collect();
+                let text =
+                    |part: &str| String::from_utf8(URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap();
+                assert_eq!(text(parts[0]), header);
+                let claims = r#"{"a":true,"b":1,"purpose":"","exp":1795996001,"jti":"i"}"#;
+                assert_eq!(text(parts[1]), claims);
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_signing_key_without_repeating_it() {
+        fn check(content: &str, expected: &str) {
+            let error = SignKey::from_file(content).unwrap_err();
+            assert_eq!(testing::chain_of(&error), expected);
+        }
+        check("", "the key file is empty");
+        check(" \n", "the key file is empty");
+        check("secret", "invalid ed25519 seed: there is more in it than hex digits");
+        check(&testing::SIGNER_SEED[1..], "invalid seed length: 63 hex digits instead of 64");
+        let ec = PKey::generate_ed25519().unwrap().private_key_to_pem_pkcs8().unwrap();
+        check(
+            std::str::from_utf8(&ec).unwrap(),
+            "could not parse signing key: the private key is not an RSA key, the only kind that can sign here",
+        );
+        check(
+            &testing::recorded("insecure/jwt-signer.pem"),
+            "could not parse signing key: could not read the private key: the PEM block is a \"PUBLIC KEY\"",
+        );
+        let error = seed(&testing::recorded("insecure/jwt-signer.key")).unwrap_err();
+        assert_eq!(error, SignKeyError::Pem);
+    }
+
+    #[test]
+    fn answers_flipped_bytes_with_an_error() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for token in
+            [testing::SIGNER.to_owned(), testing::rsa(r#"{"alg":"RS256"}"#, r#"{"jti":"a"}"#)]
+        {
+            let key =
+                if token == testing::SIGNER { testing::ed25519_key() } else { testing::rsa_key() };
+            read(&token, &key).unwrap();
+            for _ in 0..1_000 {
+                let mut bytes = token.clone().into_bytes();
+                for _ in 0..random.usize(1..4) {
+                    let at = random.usize(..bytes.len());
+                    bytes[at] ^= 1 << random.u8(..7);
+                }
+                let text = String::from_utf8(bytes).unwrap();
+                assert!(text == token || read(&text, &key).is_err(), "{text}");
+                assert!(read(&token[..random.usize(..token.len())], &key).is_err());
+            }
+        }
+    }
+
     fn read(token: &str, key: &VerifyKey) -> Result<Token<Any>, Error> {
         verify(token, key, NOW)
     }
@@ -639,6 +901,7 @@ pub(crate) mod testing {
     use openssl::hash::MessageDigest;
     use openssl::pkey::{PKey, Private};
     use openssl::sign::Signer;
+    use serde_json::Value;
 
     use super::VerifyKey;
 
@@ -647,6 +910,64 @@ pub(crate) mod testing {
     /// Public half of the key with the seed `00 01 02 … 1f`.
     pub const ISSUER_PUBLIC: &str =
         "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8";
+
+    /// Public half of the key of [`signer`].
+    pub const SIGNER_PUBLIC: &str =
+        "29acbae141bccaf0b22e1a94d34d0bc7361e526d0bfe12c89794bc9322966dd7";
+    /// The seed of the chain issuer that [`SIGNER`] makes of its holder.
+    pub const SIGNER_SEED: &str =
+        "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f";
+    /// A client JWT of a chain issuer, signed by [`issuer`].
+    pub const SIGNER: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJjYWxsZXJpZCI6InByb3Zpc2lvbmVyX3NpZ25lciIsIm91IjoiY2hvcmlhIiwicGVybWlzc2lvbnMiOnsic3RyZWFtc191c2VyIjp0cnVlLCJlbGVjdGlvbl91c2VyIjp0cnVlLCJmbGVldF9tYW5hZ2VtZW50Ijp0cnVlLCJwcm92aXNpb25lciI6dHJ1ZX0sInB1cnBvc2UiOiJjaG9yaWFfY2xpZW50X2lkIiwidGNzIjoiYmZmZmU0NWMzNTgwMTU3Y2M0YzkyYjc1ZjZiMjM3OTZiNTMzZTc1YmEzZWZmMGRhYzU5MTgxNzVlNzFiYjYwMmZjMTI3NjcwODhjMDM0MTA3Y2Q1NzNlYzM1NzBiMjAzNTI4ZGEyMTFiNmU3NzAzMDEyYjljNGFhM2FiZDNkMDIiLCJwdWJsaWNfa2V5IjoiMjlhY2JhZTE0MWJjY2FmMGIyMmUxYTk0ZDM0ZDBiYzczNjFlNTI2ZDBiZmUxMmM4OTc5NGJjOTMyMjk2NmRkNyIsImlzcyI6IkktMDNhMTA3YmZmM2NlMTBiZTFkNzBkZDE4ZTc0YmMwOTk2N2U0ZDYzMDliYTUwZDVmMWRkYzg2NjQxMjU1MzFiOCIsImV4cCI6MjA1MTIyMjQwMCwibmJmIjoxNzUwMDAwMDAwLCJpYXQiOjE3NTAwMDAwMDAsImp0aSI6IjJ5WThBQjA2S0Z0bHhsN1p2RmpsNElYb2JxYiJ9.Fi2JnupyDI32PyCBHGkbPEVBucsHjNqI-ukgpe_6oCrDtmj28IAWdMnxLc61SfMJ6_rZk6iJdr_qj4VgGgDoCg";
+    /// A server JWT signed with [`SIGNER`] at 1760000000.
+    pub const SERVER: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJpZGVudGl0eSI6Im4xLmV4YW1wbGUubmV0IiwiY29sbGVjdGl2ZXMiOlsiY2hvcmlhIl0sInBlcm1pc3Npb25zIjp7InN1Ym1pc3Npb24iOnRydWUsInN0cmVhbXMiOnRydWV9LCJvdSI6ImNob3JpYSIsInB1cnBvc2UiOiJjaG9yaWFfc2VydmVyIiwidGNzIjoiYmZmZmU0NWMzNTgwMTU3Y2M0YzkyYjc1ZjZiMjM3OTZiNTMzZTc1YmEzZWZmMGRhYzU5MTgxNzVlNzFiYjYwMmZjMTI3NjcwODhjMDM0MTA3Y2Q1NzNlYzM1NzBiMjAzNTI4ZGEyMTFiNmU3NzAzMDEyYjljNGFhM2FiZDNkMDIuZjc2YjdjMzY1M2Q3YzNjMzk4MGNmYWUxYzdmZDM1MzIzMTY3MTM4ZDlhZDRiOTdjOWEwZjI3ZDY3MzBmZTM0OWJiOTJjMjQ3YjY2OGUwODBiM2E5ODdmZjRmN2Q3OTg0YjE4MTg0MmFiZTgyODI2OGYwNmUyZTFjOTk3OTYwMDgiLCJwdWJsaWNfa2V5IjoiMjU0M2I5MmZmMTA5NTUxMTQ3NmFkYzgzNjlkYjZkZGM5MzM2NjVhMTE5NzhkZGExNDA0ZWUxMDY2Y2E5NTU5ZCIsImlzc2V4cCI6MjA1MTIyMjQwMCwiaXNzIjoiQy0yeVk4QUIwNktGdGx4bDdadkZqbDRJWG9icWIuMjlhY2JhZTE0MWJjY2FmMGIyMmUxYTk0ZDM0ZDBiYzczNjFlNTI2ZDBiZmUxMmM4OTc5NGJjOTMyMjk2NmRkNyIsImV4cCI6MjAwMDAwMDAwMCwibmJmIjoxNzYwMDAwMDAwLCJpYXQiOjE3NjAwMDAwMDAsImp0aSI6IjMzcDM1QTMyczJudkc3UDFleVczcnp5QVlmUyJ9.LSVVt1BxI6i-s4jpdaXgYJ4pCZCEzxNYiMopugp4XS-x-C7ZjPlT-W9JughNawGGm337GB1ZP9lZWWeHfJejBQ";
+
+    /// The organization issuer of these tokens.
+    pub fn issuer() -> SigningKey {
+        key(0)
+    }
+
+    /// The chain issuer whose token is [`SIGNER`].
+    pub fn signer() -> SigningKey {
+        key(0x20)
+    }
+
+    /// The node whose token is [`SERVER`].
+    pub fn node() -> SigningKey {
+        key(0x40)
+    }
+
+    /// The key whose seed counts up from `first`.
+    pub fn key(first: u8) -> SigningKey {
+        SigningKey::from_bytes(&std::array::from_fn(|at| first + at as u8))
+    }
+
+    /// The claims of a token.
+    pub fn claims(token: &str) -> Value {
+        let claims = token.split('.').nth(1).unwrap();
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap()
+    }
+
+    /// The claims of a token after `edit`, signed anew.
+    pub fn edited(token: &str, key: &SigningKey, edit: impl FnOnce(&mut Value)) -> String {
+        let mut claims = claims(token);
+        edit(&mut claims);
+        signed_by(key, r#"{"alg":"EdDSA","typ":"JWT"}"#, &claims.to_string())
+    }
+
+    pub fn signed_by(key: &SigningKey, header: &str, claims: &str) -> String {
+        let signed = signed(header, claims);
+        let signature = key.sign(signed.as_bytes()).to_bytes();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+
+    /// `error` and all that caused it, on one line.
+    pub fn chain_of(error: &dyn std::error::Error) -> String {
+        match error.source() {
+            Some(source) => format!("{error}: {}", chain_of(source)),
+            None => error.to_string(),
+        }
+    }
 
     pub fn ed25519_key() -> VerifyKey {
         VerifyKey::from_hex(ISSUER_PUBLIC).unwrap()
@@ -661,10 +982,7 @@ pub(crate) mod testing {
     }
 
     pub fn ed25519(header: &str, claims: &str) -> String {
-        let signed = signed(header, claims);
-        let key = SigningKey::from_bytes(&std::array::from_fn(|at| at as u8));
-        let signature = key.sign(signed.as_bytes()).to_bytes();
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+        signed_by(&issuer(), header, claims)
     }
 
     /// With the digest that the last three letters of the header's `alg` name.

@@ -8,14 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Standard, Token, VerifyKey, null_is_default, verify};
+use super::{DEFAULT_ORGANIZATION, Standard, Token, VerifyKey, null_is_default, verify};
 
 /// `purpose`, and `sub`, of a provisioning JWT.
 const PURPOSE: &str = "choria_provisioning";
-/// Organization of a token that names none.
-const ORGANIZATION: &str = "choria";
-/// How the issuer of a token that hangs on a trust chain begins.
-const CHAIN_ISSUER: &str = "C-";
 
 /// A provisioning JWT whose signature, dates and purpose were checked.
 #[derive(Clone)]
@@ -47,9 +43,11 @@ impl ProvisioningToken {
             return Err(Error::Purpose);
         }
         if claims.ou.is_empty() {
-            claims.ou = ORGANIZATION.to_owned();
+            claims.ou = DEFAULT_ORGANIZATION.to_owned();
         }
-        check_chain(&standard, now)?;
+        if !standard.tcs.is_empty() && standard.is_issuer_expired(now) {
+            return Err(Error::IssuerExpired);
+        }
         Ok(ProvisioningToken { claims, standard })
     }
 
@@ -96,20 +94,6 @@ impl fmt::Debug for ProvisioningToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProvisioningToken").field("id", &self.id()).finish_non_exhaustive()
     }
-}
-
-/// A token with a trust chain signature is good only as long as its issuer.
-fn check_chain(standard: &Standard, now: i64) -> Result<(), Error> {
-    if standard.tcs.is_empty() {
-        return Ok(());
-    }
-    let ends = match standard.issexp {
-        Some(issuer) if standard.iss.starts_with(CHAIN_ISSUER) => {
-            issuer.min(standard.exp.unwrap_or(issuer))
-        }
-        _ => return Err(Error::IssuerExpired),
-    };
-    if now > ends { Err(Error::IssuerExpired) } else { Ok(()) }
 }
 
 /// The claims of a provisioning JWT, in the order Choria writes them.
@@ -241,7 +225,7 @@ mod tests {
             &testing::rsa_key(),
             "could not parse provisioner token: token is unverifiable: error while executing keyfunc: ed25519 public key required",
         );
-        check(SIGNER, "not a provisioning token");
+        check(testing::SIGNER, "not a provisioning token");
         check("", "no JWT received");
         check("\n", "no JWT received");
         check(
@@ -400,6 +384,4 @@ mod tests {
     /// A provisioning JWT signed by the key with the seed `00 01 02 … 1f`.
     const BY_ISSUER: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJjaHQiOiJzM2NyZXQiLCJjaHMiOmZhbHNlLCJjaHUiOiJuYXRzOi8vYnJva2VyLmV4YW1wbGUubmV0OjQyMjIiLCJjaHBkIjp0cnVlLCJleHRlbnNpb25zIjpudWxsLCJvdSI6ImNob3JpYSIsInYyIjp0cnVlLCJwdXJwb3NlIjoiY2hvcmlhX3Byb3Zpc2lvbmluZyIsImlzcyI6IkNob3JpYSBUb2tlbnMgUGFja2FnZSIsInN1YiI6ImNob3JpYV9wcm92aXNpb25pbmciLCJleHAiOjIwNTEyMjI0MDAsIm5iZiI6MTc1MDAwMDAwMCwiaWF0IjoxNzUwMDAwMDAwLCJqdGkiOiIyeVk4QUMyVmZEWDlaZ29MY2JpMm0xNXFoZjkifQ.ldsXMsAcxaREwfQFmrPyq7etDsKG37shFzsRs8aCmbM0IzRyXIPsDVj8vTPF4Z6FRvGO-HHiHBjObNgBdlBQCg";
     const BY_ISSUER_CLAIMS: &str = r#"{"cht":"s3cret","chs":false,"chu":"nats://broker.example.net:4222","chpd":true,"extensions":null,"ou":"choria","v2":true,"purpose":"choria_provisioning","iss":"Choria Tokens Package","sub":"choria_provisioning","exp":2051222400,"nbf":1750000000,"iat":1750000000,"jti":"2yY8AC2VfDX9ZgoLcbi2m15qhf9"}"#;
-    /// A valid client JWT by the same key.
-    const SIGNER: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJjYWxsZXJpZCI6InByb3Zpc2lvbmVyX3NpZ25lciIsIm91IjoiY2hvcmlhIiwicGVybWlzc2lvbnMiOnsic3RyZWFtc191c2VyIjp0cnVlLCJlbGVjdGlvbl91c2VyIjp0cnVlLCJmbGVldF9tYW5hZ2VtZW50Ijp0cnVlLCJwcm92aXNpb25lciI6dHJ1ZX0sInB1cnBvc2UiOiJjaG9yaWFfY2xpZW50X2lkIiwidGNzIjoiYmZmZmU0NWMzNTgwMTU3Y2M0YzkyYjc1ZjZiMjM3OTZiNTMzZTc1YmEzZWZmMGRhYzU5MTgxNzVlNzFiYjYwMmZjMTI3NjcwODhjMDM0MTA3Y2Q1NzNlYzM1NzBiMjAzNTI4ZGEyMTFiNmU3NzAzMDEyYjljNGFhM2FiZDNkMDIiLCJwdWJsaWNfa2V5IjoiMjlhY2JhZTE0MWJjY2FmMGIyMmUxYTk0ZDM0ZDBiYzczNjFlNTI2ZDBiZmUxMmM4OTc5NGJjOTMyMjk2NmRkNyIsImlzcyI6IkktMDNhMTA3YmZmM2NlMTBiZTFkNzBkZDE4ZTc0YmMwOTk2N2U0ZDYzMDliYTUwZDVmMWRkYzg2NjQxMjU1MzFiOCIsImV4cCI6MjA1MTIyMjQwMCwibmJmIjoxNzUwMDAwMDAwLCJpYXQiOjE3NTAwMDAwMDAsImp0aSI6IjJ5WThBQjA2S0Z0bHhsN1p2RmpsNElYb2JxYiJ9.Fi2JnupyDI32PyCBHGkbPEVBucsHjNqI-ukgpe_6oCrDtmj28IAWdMnxLc61SfMJ6_rZk6iJdr_qj4VgGgDoCg";
 }

@@ -78,7 +78,12 @@ fn certificate_of(text: &str) -> Result<X509, Error> {
     X509::from_der(&block.der).map_err(|error| Error::Certificate(error.to_string()))
 }
 
-fn private_key(text: &str) -> Result<PKey<Private>, Error> {
+/// Reads the content of a key file: one RSA key, unencrypted.
+///
+/// # Errors
+///
+/// [`Error`], any but the ones about certificates.
+pub fn private_key(text: &str) -> Result<PKey<Private>, Error> {
     if text.trim().is_empty() {
         return Err(Error::Key("it is empty".to_owned()));
     }
@@ -126,9 +131,9 @@ impl fmt::Display for Error {
             Error::Encrypted => f.write_str(
                 "the private key is encrypted, and a daemon has nobody to ask for its passphrase",
             ),
-            Error::KeyKind => f.write_str(
-                "the private key is not RSA, and protocol version 1 knows no other signatures",
-            ),
+            Error::KeyKind => {
+                f.write_str("the private key is not an RSA key, the only kind that can sign here")
+            }
             Error::Mismatch => f.write_str("the private key does not belong to the certificate"),
         }
     }
@@ -216,7 +221,7 @@ mod tests {
     fn refuses_keys_that_are_not_rsa_or_not_the_certificates() {
         let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
         let ec = EcKey::generate(&group).unwrap();
-        let kind = "the private key is not RSA, and protocol version 1 knows no other signatures";
+        let kind = "the private key is not an RSA key, the only kind that can sign here";
         check(CERTIFICATE, &text(ec.private_key_to_pem().unwrap()), kind);
         let ed25519 = PKey::generate_ed25519().unwrap().private_key_to_pem_pkcs8().unwrap();
         check(CERTIFICATE, &text(ed25519), kind);

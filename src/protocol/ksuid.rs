@@ -45,6 +45,13 @@ impl Ksuid {
         EPOCH + i64::from(words[0])
     }
 
+    /// The random bytes it was made of.
+    #[cfg(test)]
+    pub fn random(&self) -> [u8; 16] {
+        let words = words(&self.0).expect("holds digits that were checked");
+        std::array::from_fn(|at| words[1 + at / 4].to_be_bytes()[at % 4])
+    }
+
     /// The text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("holds ASCII digits only")
@@ -121,7 +128,7 @@ mod tests {
     fn check(unix_time: i64, random: [u8; 16], expected: &str) {
         let ksuid = Ksuid::new(unix_time, random);
         assert_eq!(ksuid.as_str(), expected);
-        assert_eq!(ksuid.unix_time(), unix_time);
+        assert_eq!((ksuid.unix_time(), ksuid.random()), (unix_time, random));
         assert_eq!(Ksuid::parse(expected), Some(ksuid));
     }
 
