@@ -1,6 +1,6 @@
 //! Takes a node off the prober's hands and provisions it; permits, seats and their threads.
 //!
-//! `workers` is the number of nodes worked on at once, as permits. A node that is silent gives its permit back until it
+//! `workers` is the number of nodes worked on at once, as permits. A node that takes its time gives its permit back until it
 //! answers, so there may be [`SEATS_PER_PERMIT`] times as many nodes in hand, each on a thread of its own; threads are
 //! started as they are needed and then kept. The decisions are in [`permits`], this file waits and wakes.
 //!
@@ -162,6 +162,14 @@ fn log_report(
 ) {
     let (node, reason) = (identity.as_str(), report.reason.as_str());
     let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    if report.outcome == Outcome::WrongToken
+        && let Some(suppressed) = wrong_token.lock().now(Instant::now())
+    {
+        log::error!(
+            component = "hosts", node, suppressed;
+            "Nodes do not know our provisioning token: `token` must equal the claim `cht` of their provisioning JWT"
+        );
+    }
     match &report.outcome {
         Outcome::Provisioned { .. } => {
             log::info!(component = node, node, attempt, ms; "Provisioned {node}");
@@ -179,15 +187,8 @@ fn log_report(
         Outcome::Busy | Outcome::NotProvisioning | Outcome::Stopped(_) => {
             log::info!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
         }
-        Outcome::WrongToken => match wrong_token.lock().now(Instant::now()) {
-            Some(suppressed) => {
-                log::error!(component = node, node, attempt, ms, suppressed; "Could not provision {node}: {reason}");
-            }
-            None => {
-                log::debug!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
-            }
-        },
         Outcome::UpgradeStuck { .. }
+        | Outcome::WrongToken
         | Outcome::HelperFailed
         | Outcome::Unreachable
         | Outcome::Refused
@@ -278,6 +279,10 @@ pub struct Permit {
 }
 
 impl Patience for Permit {
+    fn resting(&mut self) {
+        self.seats.give_back(|permits| permits.rest(self.seat));
+    }
+
     fn silent(&mut self) {
         let now = Instant::now();
         self.seats.give_back(|permits| permits.silent(self.seat, now));

@@ -1279,6 +1279,8 @@ mod tests {
     }
 
     impl Patience for Calm {
+        fn resting(&mut self) {}
+
         fn silent(&mut self) {}
 
         fn answered(&mut self) -> bool {

@@ -39,12 +39,19 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// Once configured, how long a node waits for the connection to come back: its restart is owed to it.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// A node that takes longer than this to answer leaves its permit to others meanwhile: a few slow ones must not hold all
+/// permits. Most answers take a few milliseconds.
+const REST_AFTER: Duration = Duration::from_millis(50);
+
 /// Characters kept of what a node says about a refusal.
 const REFUSAL_CHARS_MAX: usize = 500;
 
 /// What a worker does while its node is silent.
 pub trait Patience {
-    /// Nothing was heard for 3 s: the permit goes to another node.
+    /// There is nothing to do until the node answers, or until it is asked again: the permit goes to another node.
+    fn resting(&mut self);
+
+    /// Nothing was heard for 3 s: the node may be given up when there is no room for another one.
     fn silent(&mut self);
 
     /// The node answers again: waits for a permit; false to give the node up.
@@ -52,6 +59,17 @@ pub trait Patience {
 
     /// Disconnects when this node is given up for want of room.
     fn given_up(&self) -> &Receiver<Never>;
+}
+
+/// How long nothing was heard of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Quiet {
+    /// It has the permit.
+    Awake,
+    /// Its permit is with another node.
+    Resting,
+    /// It may be given up.
+    Silent,
 }
 
 /// What a check says about a well-formed answer.
@@ -83,7 +101,7 @@ pub struct Attempt<'a> {
     contradiction: Option<Contradiction>,
     configure_sent: bool,
     /// The permit was given back and not taken again.
-    is_silent: bool,
+    quiet: Quiet,
 }
 
 /// One request that went out.
@@ -194,7 +212,7 @@ impl<'a> Attempt<'a> {
             adopted: None,
             contradiction: None,
             configure_sent: false,
-            is_silent: false,
+            quiet: Quiet::Awake,
         }
     }
 
@@ -353,9 +371,14 @@ impl<'a> Attempt<'a> {
     ) -> Result<Ended<T>, Error> {
         let current = self.sent.len() - 1;
         let end = sent_at + (self.timing.timeout)(C::ACTION, self.discovery_timeout);
-        let silence = Instant::now() + self.timing.silence;
+        let now = Instant::now();
+        let (rest, silence) = (now + REST_AFTER, now + self.timing.silence);
         loop {
-            let until = if self.is_silent { end } else { end.min(silence) };
+            let until = match self.quiet {
+                Quiet::Awake => end.min(rest),
+                Quiet::Resting => end.min(silence),
+                Quiet::Silent => end,
+            };
             let wake = match early.next() {
                 Some(arrival) => Wake::Arrival(arrival),
                 None => self.wait(until)?,
@@ -363,8 +386,7 @@ impl<'a> Attempt<'a> {
             let event = match wake {
                 Wake::Arrival(arrival) => self.hear(arrival),
                 Wake::Time if until < end => {
-                    self.is_silent = true;
-                    self.patience.silent();
+                    self.grow_quiet();
                     continue;
                 }
                 Wake::Time => {
@@ -394,12 +416,26 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// The node has been quiet for a while longer.
+    fn grow_quiet(&mut self) {
+        if self.quiet == Quiet::Awake {
+            self.quiet = Quiet::Resting;
+            self.patience.resting();
+        } else {
+            self.quiet = Quiet::Silent;
+            self.patience.silent();
+        }
+    }
+
     /// Waits between two tries; a try whose time was up may still be answered.
     fn pause<C: Call, T>(
         &mut self,
         calling: &mut Calling<'_, C, T>,
         pause: Duration,
     ) -> Result<Option<T>, Error> {
+        if self.quiet == Quiet::Awake {
+            self.grow_quiet();
+        }
         let until = Instant::now() + (self.timing.pause)(pause);
         while let Wake::Arrival(arrival) = self.wait(until)? {
             let Event::Heard(heard) = self.hear(arrival) else { continue };
@@ -429,11 +465,11 @@ impl<'a> Attempt<'a> {
             self.rpc.shared.count(Unexpected::Late);
             return Ok(None);
         };
-        if self.is_silent {
+        if self.quiet != Quiet::Awake {
             if !self.patience.answered() {
                 return Err(Error::GivenUp { tries: 0 });
             }
-            self.is_silent = false;
+            self.quiet = Quiet::Awake;
         }
         let tries = calling.tries;
         let body = match heard.body {
@@ -819,6 +855,7 @@ mod tests {
 
     /// A patience that counts.
     struct Calm {
+        rested: u32,
         silent: u32,
         answered: u32,
         agrees: bool,
@@ -829,11 +866,22 @@ mod tests {
     impl Calm {
         fn new() -> Calm {
             let (give_up, given_up) = bounded(0);
-            Calm { silent: 0, answered: 0, agrees: true, give_up: Some(give_up), given_up }
+            Calm {
+                rested: 0,
+                silent: 0,
+                answered: 0,
+                agrees: true,
+                give_up: Some(give_up),
+                given_up,
+            }
         }
     }
 
     impl Patience for Calm {
+        fn resting(&mut self) {
+            self.rested += 1;
+        }
+
         fn silent(&mut self) {
             self.silent += 1;
         }
@@ -1426,7 +1474,21 @@ mod tests {
         assert!(jwt(&mut attempt).is_ok());
         assert!(jwt(&mut attempt).is_ok());
         drop(attempt);
-        assert_eq!((calm.silent, calm.answered), (1, 1));
+        assert_eq!((calm.rested, calm.silent, calm.answered), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_node_to_be_asked_again_leaves_its_permit_to_others_meanwhile() {
+        let bench = Bench::new();
+        bench.net.answer(|n, asked| match n {
+            1 => vec![asked.reply(r#"{"action":"jwt","statuscode":1,"statusmsg":"no","data":{}}"#)],
+            _ => vec![asked.reply(&jwt_body("a"))],
+        });
+        let mut calm = Calm::new();
+        let mut attempt = bench.attempt(&mut calm);
+        assert!(jwt(&mut attempt).is_ok());
+        drop(attempt);
+        assert_eq!((calm.rested, calm.silent, calm.answered), (1, 0, 1));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! How many nodes are worked on at once: a core without clock and I/O.
 //!
-//! `active_max` permits, one for each node that is worked on. A node that is silent gives its permit back and asks for
+//! `active_max` permits, one for each node that is worked on. A node that we wait for gives its permit back and asks for
 //! one when it has answered; those that ask are served first, in their order. There are `nodes_max` seats for nodes in
-//! any state; when a node waits for one and all are used up, the longest silent node is given up.
+//! any state; when a node waits for one and all are used up, the longest silent node is given up. One that merely rests,
+//! because it is a little slow or is to be asked again in a moment, is not.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -25,6 +26,7 @@ pub struct Permits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Active,
+    Resting,
     Silent(Instant),
     Returning,
     GivenUp,
@@ -84,21 +86,37 @@ impl Permits {
         }
         let silent = self.seats.iter().filter_map(|(seat, state)| match state {
             State::Silent(since) => Some((*since, *seat)),
-            State::Active | State::Returning | State::GivenUp => None,
+            State::Active | State::Resting | State::Returning | State::GivenUp => None,
         });
         let Some((_, longest)) = silent.min() else { return Verdict::Full };
         self.seats.insert(longest, State::GivenUp);
         Verdict::GiveUp(longest)
     }
 
-    /// The node has been silent for a while: it gives its permit back. Returns whom the permit goes to.
+    /// There is nothing to do for the node right now: it gives its permit back. Returns whom the permit goes to.
+    pub fn rest(&mut self, seat: Seat) -> Option<Seat> {
+        self.leave(seat, State::Resting)
+    }
+
+    /// The node has been silent for a while and may be given up. Returns whom its permit goes to, if it had one.
     pub fn silent(&mut self, seat: Seat, now: Instant) -> Option<Seat> {
-        match self.seats.get_mut(&seat) {
-            Some(state @ State::Active) => *state = State::Silent(now),
-            _ => return None,
+        self.leave(seat, State::Silent(now))
+    }
+
+    fn leave(&mut self, seat: Seat, to: State) -> Option<Seat> {
+        let state = self.seats.get_mut(&seat)?;
+        match *state {
+            State::Active => {
+                *state = to;
+                self.active_len -= 1;
+                self.pass_on()
+            }
+            State::Resting => {
+                *state = to;
+                None
+            }
+            State::Silent(_) | State::Returning | State::GivenUp => None,
         }
-        self.active_len -= 1;
-        self.pass_on()
     }
 
     /// The node has answered, or is to be called again.
@@ -108,12 +126,12 @@ impl Permits {
             State::Active => Answered::GoOn,
             State::GivenUp => Answered::GivenUp,
             State::Returning => Answered::Wait,
-            State::Silent(_) if self.active_len < self.active_max => {
+            State::Resting | State::Silent(_) if self.active_len < self.active_max => {
                 *state = State::Active;
                 self.active_len += 1;
                 Answered::GoOn
             }
-            State::Silent(_) => {
+            State::Resting | State::Silent(_) => {
                 *state = State::Returning;
                 self.returning.push_back(seat);
                 Answered::Wait
@@ -126,7 +144,7 @@ impl Permits {
         match self.seats.remove(&seat)? {
             State::Active => self.active_len -= 1,
             State::Returning => self.returning.retain(|other| *other != seat),
-            State::Silent(_) | State::GivenUp => {}
+            State::Resting | State::Silent(_) | State::GivenUp => {}
         }
         self.pass_on()
     }
@@ -190,6 +208,20 @@ mod tests {
         assert_eq!(permits.end(quick), Some(slow), "who waits with a node in hand goes first");
         assert_eq!(permits.answered(slow), Answered::GoOn);
         assert_eq!(permits.take(), Verdict::Full);
+    }
+
+    #[test]
+    fn a_resting_node_makes_room_and_is_not_given_up_for_it() {
+        let mut permits = Permits::new(1, 2);
+        let resting = taken(&mut permits);
+        assert_eq!(permits.rest(resting), None);
+        let other = taken(&mut permits);
+        assert_eq!(permits.rest(other), None);
+        assert_eq!(permits.take(), Verdict::Full, "all seats are used, and nobody is silent");
+        permits.silent(other, Instant::now());
+        assert_eq!(permits.active_len(), 0, "its permit was given back before");
+        assert_eq!(permits.take(), Verdict::GiveUp(other));
+        assert_eq!(permits.answered(resting), Answered::GoOn);
     }
 
     #[test]
@@ -271,13 +303,12 @@ mod tests {
             let nodes_max = active_max * random.usize(1..9);
             let mut permits = Permits::new(active_max, nodes_max);
             let mut now = Instant::now();
-            // What each node believes of itself: Some(time) while silent.
             let mut nodes: BTreeMap<Seat, Believed> = BTreeMap::new();
             for _ in 0..500 {
                 now += Duration::from_millis(random.u64(1..2000));
                 let any = random.usize(0..nodes.len().max(1));
                 let pick = nodes.keys().copied().nth(any);
-                let granted = match (random.u8(0..6), pick) {
+                let granted = match (random.u8(0..8), pick) {
                     (0 | 1, _) | (_, None) => {
                         match permits.take() {
                             Verdict::Taken(seat) => {
@@ -300,11 +331,19 @@ mod tests {
                         }
                         None
                     }
-                    (2 | 3, Some(seat)) if nodes[&seat] == Believed::Active => {
+                    (2 | 3, Some(seat))
+                        if matches!(nodes[&seat], Believed::Active | Believed::Resting) =>
+                    {
                         nodes.insert(seat, Believed::Silent(now));
                         permits.silent(seat, now)
                     }
-                    (4, Some(seat)) if matches!(nodes[&seat], Believed::Silent(_)) => {
+                    (4 | 5, Some(seat)) if nodes[&seat] == Believed::Active => {
+                        nodes.insert(seat, Believed::Resting);
+                        permits.rest(seat)
+                    }
+                    (6, Some(seat))
+                        if matches!(nodes[&seat], Believed::Silent(_) | Believed::Resting) =>
+                    {
                         match permits.answered(seat) {
                             Answered::GoOn => nodes.insert(seat, Believed::Active),
                             Answered::Wait => nodes.insert(seat, Believed::Waits),
@@ -333,6 +372,7 @@ mod tests {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Believed {
         Active,
+        Resting,
         Silent(Instant),
         Waits,
         GivenUp,
