@@ -1,0 +1,95 @@
+//! What README says of settings, metrics and helpers is what the program has.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use choria_provisioner::config::file::{Features, File};
+use choria_provisioner::metrics::Metrics;
+
+/// The text of a file of the project.
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The names in code quotes in the first column of all tables between the heading `from` and the next of its rank.
+fn first_column(readme: &str, from: &str) -> BTreeSet<String> {
+    let start = readme.find(from).unwrap_or_else(|| panic!("README has no heading {from}"));
+    let rank = &from[..from.find(' ').unwrap()];
+    let rest = &readme[start + from.len()..];
+    let end = rest.find(&format!("\n{rank} ")).unwrap_or(rest.len());
+    let cells = rest[..end].lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_setting_is_in_the_readme() {
+    let readme = read("README.md");
+    let section = &readme[readme.find("### Settings").unwrap()..];
+    let section = &section[..section.find("### From the Choria client file").unwrap()];
+    let features = Features::KEYS.iter().map(|key| format!("features.{key}"));
+    let keys = File::KEYS.iter().filter(|key| **key != "features").map(|key| key.to_string());
+    for key in keys.chain(features) {
+        let is_said =
+            section.contains(&format!("`{key}`")) || section.contains(&format!("`{key}: "));
+        assert!(is_said, "README says nothing about the setting {key}");
+    }
+}
+
+#[test]
+fn the_readme_lists_no_setting_that_does_not_exist() {
+    let readme = read("README.md");
+    for name in first_column(&readme, "### Settings") {
+        let is_known = match name.strip_prefix("features.") {
+            Some(feature) => Features::KEYS.contains(&feature),
+            None => File::KEYS.contains(&name.as_str()),
+        };
+        assert!(is_known, "README has a row for {name}, which is no setting");
+    }
+}
+
+#[test]
+fn the_table_of_metrics_is_the_list_of_metrics() {
+    let metrics = Metrics::new("here");
+    metrics.rpc_time("rpcutil#inventory", std::time::Duration::ZERO);
+    let scrape = metrics.render();
+    let with_labels = read("src/metrics.rs");
+    let said = first_column(&read("README.md"), "## Metrics");
+    let exported: BTreeSet<String> = scrape
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE choria_provisioner_")?.split(' ').next())
+        .map(str::to_owned)
+        .collect();
+    let missing: Vec<_> = exported.difference(&said).collect();
+    assert!(missing.is_empty(), "README says nothing about the metrics {missing:?}");
+    // Those with labels of their own appear in a scrape with their first value only.
+    for name in said.difference(&exported) {
+        assert!(
+            with_labels.contains(&format!("\"{name}\"")),
+            "README has a row for {name}, which is no metric"
+        );
+    }
+}
+
+#[test]
+fn the_helpers_shown_are_the_helpers_shipped() {
+    let readme = read("README.md");
+    for name in ["sample.sh", "sample.py", "sample.rb"] {
+        let shipped = read(&format!("dist/helpers/{name}"));
+        assert!(readme.contains(&shipped), "README shows another dist/helpers/{name}");
+    }
+}
+
+#[test]
+fn every_dependency_has_its_reason_in_the_readme() {
+    let manifest = read("Cargo.toml");
+    let readme = read("README.md");
+    let start = manifest.find("[dependencies]").unwrap();
+    let list = manifest[start..].lines().skip(1).take_while(|line| !line.starts_with('['));
+    for name in list.filter_map(|line| line.split_once(" = ").map(|(name, _)| name)) {
+        let section = &readme[readme.find("## What we build on").unwrap()..];
+        assert!(section.contains(name), "README gives no reason for {name}");
+    }
+}
