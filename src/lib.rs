@@ -1,19 +1,66 @@
-//! Provisions unconfigured Choria Servers.
+//! Finds unconfigured Choria Servers in the provisioning account of a broker, verifies them, asks the site's helper what
+//! each should become, configures and restarts them.
+//!
+//! # Bird's-eye view
+//!
+//! ```text
+//!  startup events ──► listener ─┐                        ┌─ discoverer ◄── interval, connect, reconnect
+//!                               ▼                        ▼
+//!                              registry: one lock, no I/O, no clock
+//!                               │ work queue, retry queue
+//!                             prober     asks many nodes for their inventory; the silent ones end here
+//!                               │ a permit each
+//!                             workers    one node at a time: node::provision ──► rpc, helper
+//!                               │ done queue
+//!                             finisher   outcomes into the registry
+//! ```
+//!
+//! Synchronous: operating system threads and channels. Every thread is a thin shell (wait, ask the core, do what it says)
+//! around a core that takes the time as an argument and touches nothing, so that the cores run under a virtual clock.
+//!
+//! # Where things are
+//!
+//! In reading order:
+//!
+//! * [`cli`], [`config`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and ends.
+//! * [`fleet`]: all threads and how they are connected; [`fleet::registry`] is what we know of each node.
+//! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
+//! * [`rpc`]: one request to one node, one checked reply back, and discovery.
+//! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
+//! * [`transport`]: the connection to the broker.
+//! * [`gate`]: every reason not to act. [`metrics`] and [`ops`]: what operators see.
+//!
+//! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
+//! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
+//!
+//! # What always holds
+//!
+//! * One identity is in at most one worker. An entry of a queue whose generation is not the registry's current one is skipped.
+//! * A node is queued by a sighting only: an event, an answer to discovery, an operator's wish. No message flows back.
+//! * Nothing is sent while the gate has a reason against it, and no step of a node is taken in another term than it began in.
+//! * A reply counts only if its hash verifies, it answers a request of ours and it comes from the node that was asked.
+//! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.
+//! * No lock is held across a send, a request or a wait.
 
 pub mod cli;
 pub mod config;
-pub mod fleet;
-pub mod gate;
-pub mod helper;
-pub mod jwt;
 pub mod logging;
-pub mod metrics;
-pub mod node;
-pub mod ops;
 pub mod pidfile;
+pub mod shutdown;
+
+pub mod fleet;
+pub mod helper;
+pub mod node;
+
+pub mod rpc;
+
+pub mod jwt;
 pub mod pki;
 pub mod protocol;
-pub mod rpc;
-pub mod shutdown;
-pub mod transport;
 pub mod version;
+
+pub mod transport;
+
+pub mod gate;
+pub mod metrics;
+pub mod ops;
