@@ -6,7 +6,7 @@
 
 pub mod chain;
 pub mod client;
-mod hex;
+pub(crate) mod hex;
 pub mod provisioning;
 pub mod server;
 
@@ -424,20 +424,23 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A date is a number of seconds; a fraction is dropped.
+/// A date is a number of seconds.
 fn date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
+    seconds(&number).map(Some).ok_or_else(|| serde::de::Error::custom("date is out of range"))
+}
+
+/// The seconds that `number` stands for; a fraction is dropped.
+pub(crate) fn seconds(number: &Number) -> Option<i64> {
     // Beyond this a float no longer counts seconds.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
-    let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
     if let Some(seconds) = number.as_i64() {
-        return Ok(Some(seconds));
+        return Some(seconds);
     }
-    match number.as_f64() {
-        #[expect(clippy::cast_possible_truncation, reason = "dropping the fraction is the rule")]
-        Some(seconds) if seconds.abs() <= EXACT_MAX => Ok(Some(seconds as i64)),
-        _ => Err(serde::de::Error::custom("date is out of range")),
-    }
+    let seconds = number.as_f64().filter(|seconds| seconds.abs() <= EXACT_MAX)?;
+    #[expect(clippy::cast_possible_truncation, reason = "dropping the fraction is the rule")]
+    Some(seconds as i64)
 }
 
 /// An audience is one text or a list of texts.
@@ -940,6 +943,11 @@ pub(crate) mod testing {
     /// The key whose seed counts up from `first`.
     pub fn key(first: u8) -> SigningKey {
         SigningKey::from_bytes(&std::array::from_fn(|at| first + at as u8))
+    }
+
+    /// The bytes that `hex` stands for.
+    pub fn bytes<const N: usize>(hex: &str) -> [u8; N] {
+        super::hex::decode(hex).unwrap()
     }
 
     /// The claims of a token.
