@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::protocol::Identity;
 use crate::shutdown::Never;
 
+pub(crate) use answer::fold;
 pub use answer::{Answer, Undecodable};
 
 /// What the helper is told about a node. Its keys and their order are part of the contract with helpers.

@@ -231,7 +231,7 @@ fn at<E: serde::de::Error>(key: &str, error: &E) -> E {
 }
 
 /// `key` in the form in which Go compares keys.
-fn fold(key: &str) -> Cow<'_, str> {
+pub(crate) fn fold(key: &str) -> Cow<'_, str> {
     if key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
         return Cow::Borrowed(key);
     }

@@ -3,6 +3,7 @@
 //! What a step needs from the one before, and when a node or an answer is refused, is in [`step`]; tries, pauses and which answer counts
 //! are `rpc`'s. What an outcome means for the node's future is the registry's.
 
+pub mod claims;
 pub mod keyed;
 pub mod lint;
 pub mod step;
