@@ -32,6 +32,7 @@
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
 //! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
+//! Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and `protocol` signs with `pki`.
 //!
 //! # What always holds
 //!

@@ -24,6 +24,7 @@ use openssl::x509::X509;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Number, Value};
+use zeroize::Zeroizing;
 
 use self::hex::HexError;
 use crate::pki::{pem, x509};
@@ -349,7 +350,7 @@ pub fn seed(content: &str) -> Result<SigningKey, SignKeyError> {
     if content.starts_with("-----BEGIN ") {
         return Err(SignKeyError::Pem);
     }
-    let seed = hex::decode(content).map_err(|error| match error {
+    let seed = hex::decode(content).map(Zeroizing::new).map_err(|error| match error {
         HexError::Digit(_) => SignKeyError::Hex,
         HexError::Length => SignKeyError::Size { digits: content.len() },
     })?;
