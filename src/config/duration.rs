@@ -59,10 +59,12 @@ pub fn duration(text: &str) -> Result<Duration, DurationError> {
     }
 }
 
-/// A duration as we write it back: `1h30m`, `500ms`, `0s`.
+/// A duration as we write it back: `1h30m`, `500ms`, `0s`; what is below a millisecond is left out.
 pub fn words(duration: Duration) -> String {
-    if duration.is_zero() {
-        return "0s".to_string();
+    match duration {
+        Duration::ZERO => return "0s".to_string(),
+        duration if duration < Duration::from_millis(1) => return "less than 1ms".to_string(),
+        _ => {}
     }
     let (secs, ms) = (duration.as_secs(), duration.subsec_millis());
     [(secs / 3600, "h"), (secs / 60 % 60, "m"), (secs % 60, "s"), (u64::from(ms), "ms")]
@@ -123,21 +125,25 @@ fn go_duration(text: &str) -> Result<Duration, DurationError> {
     Ok(Duration::new((nanos / 1_000_000_000) as u64, (nanos % 1_000_000_000) as u32))
 }
 
-/// `number` times `unit`, digits below the result's precision cut off.
+/// `number` times `unit`; what its fraction adds is found in double precision, as in Go: a third of an hour is 20 minutes.
 fn decimal(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() {
-        return None;
-    }
-    // 18 digits are beyond any precision asked for, and keep the product within bounds.
-    let fraction = &fraction[..fraction.len().min(18)];
-    if !fraction.bytes().all(|c| c.is_ascii_digit()) {
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
     // More digits than fit are a number too long for any duration; the caller's bound says so.
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().unwrap_or(u64::MAX) };
-    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
-    Some(u128::from(whole) * unit + part * unit / 10u128.pow(fraction.len() as u32))
+    let (mut part, mut scale) = (0_u64, 1.0);
+    for digit in fraction.bytes() {
+        // Digits that don't fit are beyond any precision.
+        if part > i64::MAX as u64 / 10 {
+            break;
+        }
+        part = part * 10 + u64::from(digit - b'0');
+        scale *= 10.0;
+    }
+    let part = part as f64 * (unit as f64 / scale);
+    Some(u128::from(whole) * unit + part as u128)
 }
 
 /// Longest duration, in nanoseconds: what Go can hold.
@@ -154,6 +160,7 @@ mod tests {
         check("90s", Ok(90_000));
         check("1h30m", Ok(5_400_000));
         check("1.5h", Ok(5_400_000));
+        check("0.3333333333333333333h", Ok(1_200_000));
         check("500ms", Ok(500));
         check("100ms", Ok(100));
         check("+5m", Ok(300_000));
@@ -216,6 +223,8 @@ mod tests {
         for text in ["0s", "500ms", "1s", "1m", "2m30s", "1h", "26h3m"] {
             assert_eq!(words(duration(text).unwrap()), text);
         }
+        assert_eq!(words(duration("999us").unwrap()), "less than 1ms");
+        assert_eq!(words(duration("1500us").unwrap()), "1ms");
     }
 
     const HOUR: u64 = 3_600_000;
