@@ -237,13 +237,13 @@ impl Draft {
         let ttl_secs = match u32::try_from(self.ttl.1) {
             Ok(ttl) if ttl >= TTL_LEAST_SECS => ttl,
             _ => {
-                let ttl = self.ttl.1;
-                report.error(
-                    self.ttl.0,
-                    format!(
-                        "ttl: {ttl} is not at least {TTL_LEAST_SECS}; nodes ignore such requests"
-                    ),
-                );
+                let (line, ttl) = self.ttl;
+                let reason = if ttl < i64::from(TTL_LEAST_SECS) {
+                    format!("is not at least {TTL_LEAST_SECS}; nodes ignore such requests")
+                } else {
+                    format!("is more than {} seconds", u32::MAX)
+                };
+                report.error(line, format!("ttl: {ttl} {reason}"));
                 TTL_LEAST_SECS
             }
         };
@@ -255,12 +255,13 @@ impl Draft {
             );
         }
         let (line, connect_timeout) = self.connect_timeout;
-        if connect_timeout.is_zero() || connect_timeout > CONNECT_TIMEOUT_MAX {
-            let (found, most) = (words(connect_timeout), words(CONNECT_TIMEOUT_MAX));
+        if !(CONNECT_TIMEOUT_LEAST..=CONNECT_TIMEOUT_MAX).contains(&connect_timeout) {
+            let found = words(connect_timeout);
+            let (least, most) = (words(CONNECT_TIMEOUT_LEAST), words(CONNECT_TIMEOUT_MAX));
             report.error(
                 line,
                 format!(
-                    "plugin.choria.network.connect_timeout: {found} is not within 1s and {most}"
+                    "plugin.choria.network.connect_timeout: {found} is not within {least} and {most}"
                 ),
             );
         }
@@ -299,7 +300,7 @@ impl Draft {
 ///
 /// The original searches it for the regular expression `(.+?)\s*=\s*(.+)`, so the key has at least one character,
 /// whatever that is, and so has the value.
-fn setting(line: &str) -> Option<(&str, &str)> {
+pub fn setting(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     if line.starts_with('#') {
         return None;
@@ -454,6 +455,9 @@ const TTL_LEAST_SECS: u32 = 30;
 /// A discovery ends after two seconds whatever the window, and every request waits this much longer.
 const DISCOVERY_TIMEOUT_MAX_SECS: i64 = 3_600;
 
+/// With less no broker can answer in time.
+const CONNECT_TIMEOUT_LEAST: Duration = Duration::from_millis(1);
+
 /// The original refuses to connect with more.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(120);
 
@@ -595,7 +599,7 @@ mod tests {
     fn refuses_what_can_never_work() {
         bad("ttl = 29", "c.cfg:1: ttl: 29 is not at least 30");
         bad("ttl = -1", "ttl: -1 is not at least 30");
-        bad("ttl = 99999999999", "ttl: 99999999999 is not at least 30");
+        bad("ttl = 99999999999", "ttl: 99999999999 is more than 4294967295 seconds");
         bad(
             "discovery_timeout = 0",
             "c.cfg:1: discovery_timeout: 0 is not within 1 and 3600 seconds",
@@ -603,7 +607,7 @@ mod tests {
         bad("discovery_timeout = 3601", "discovery_timeout: 3601 is not within");
         bad(
             "plugin.choria.network.connect_timeout = 121s",
-            "connect_timeout: 2m1s is not within 1s and 2m",
+            "connect_timeout: 2m1s is not within 1ms and 2m",
         );
         bad("plugin.choria.network.connect_timeout = 0", "connect_timeout: 0s is not within");
         bad("identity = a b", "c.cfg:1: identity: ");
