@@ -422,7 +422,7 @@ impl fmt::Display for CommandError {
 impl std::error::Error for CommandError {}
 
 /// Splits a command into words, honouring quotes and backslashes.
-fn split(text: &str) -> Result<Vec<String>, CommandError> {
+pub fn split(text: &str) -> Result<Vec<String>, CommandError> {
     // A text that ends in an odd number of backslashes is either within a quote or has a last one that protects nothing.
     let backslashes = text.len() - text.trim_end_matches('\\').len();
     // The crate takes a word that begins with `#` for a comment. No other character of its grammar is touched by the replacement.
