@@ -7,6 +7,7 @@
 pub mod choria;
 pub mod duration;
 pub mod file;
+pub mod pattern;
 pub mod report;
 pub mod yaml;
 
@@ -26,6 +27,7 @@ pub use crate::config::choria::{ChoriaConfig, Surroundings};
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
+use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::helper::HelperCommand;
 
@@ -445,16 +447,17 @@ fn cert_deny_list(written: Option<At<Vec<At<String>>>>, report: &mut Report) -> 
     });
     let mut patterns = Vec::new();
     for At { line, value } in written {
-        // The original takes `/x/` for `x`, but leaves `//` and `/` alone.
-        let pattern = match value.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')) {
-            Some(inner) if !inner.is_empty() => inner,
+        // The original takes `/x/` and `//x//` for `x`, but leaves `//` and `/` alone.
+        let inner = value.strip_prefix('/').and_then(|rest| rest.strip_suffix('/'));
+        let pattern = match inner {
+            Some(inner) if !inner.is_empty() && !inner.contains('\n') => value.trim_matches('/'),
             _ => &value,
         };
         if pattern.is_empty() {
             report.error(line, "cert_deny_list: an empty expression would deny every node");
             continue;
         }
-        match Regex::new(pattern) {
+        match Regex::new(&from_go(pattern)) {
             Ok(regex) => patterns.push(regex),
             Err(error) => {
                 // The crate draws a picture over several lines; its last line says what is wrong.
@@ -1039,6 +1042,7 @@ mod tests {
             config.cert_deny_list.iter().map(|regex| regex.as_str().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(patterns(r"cert_deny_list: ['/\.x$/', y, //, /]"), [r"\.x$", "y", "//", "/"]);
+        assert_eq!(patterns("cert_deny_list: [//x//, /x, x/]"), ["x", "/x", "x/"]);
         assert_eq!(patterns("cert_deny_list: [5]"), ["5"]);
     }
 
