@@ -56,7 +56,7 @@ settings! {
         interval: Duration,
         /// Where the log goes: `stdout`, `stderr`, `discard` or a file. Default: stdout, also for an empty text.
         logfile: String,
-        /// Least severe level that is logged: debug, info, warn, error or fatal. Default: info.
+        /// Least severe level that is logged: debug, info, warn, error or fatal. Default: info, also for an empty text.
         loglevel: String,
         /// The site's program that decides about a node, with its arguments. Required.
         helper: String,
@@ -145,7 +145,9 @@ settings! {
 
 impl File {
     /// Reads the settings in `bytes`, the contents of a file; what is wrong goes to `report`.
-    pub fn parse(bytes: &[u8], report: &mut Report) -> File {
+    ///
+    /// `None` if there are none at all.
+    pub fn parse(bytes: &[u8], report: &mut Report) -> Option<File> {
         let mut file = File::default();
         let errors = report.errors.len();
         let root = yaml::parse(bytes, report);
@@ -154,19 +156,19 @@ impl File {
             if report.errors.len() == errors {
                 report.error(None, "is empty; at least `helper` must be set");
             }
-            return file;
+            return None;
         };
         let Some(entries) = root.entries(report) else {
             let found = root.describe(false);
             report.error(root.line, format!("found {found}, wanted settings such as `workers: 4`"));
-            return file;
+            return None;
         };
         for entry in entries {
             if !file.take("", &entry.key, entry.line, &entry.value, report) {
                 unknown("", &entry.key, entry.line, File::KEYS, report);
             }
         }
-        file
+        Some(file)
     }
 }
 
@@ -233,9 +235,13 @@ impl Read for Secret {
 impl Read for Duration {
     fn read(path: &str, line: usize, node: &Rc<Node>, report: &mut Report) -> Option<Duration> {
         let raw = match &node.value {
-            Value::Scalar(Scalar { raw, kind }) if !matches!(kind, Kind::Bool(_)) => raw,
+            Value::Scalar(Scalar { raw, kind, .. }) if !matches!(kind, Kind::Bool(_)) => raw,
             _ => return wrong(path, line, node, "a duration such as 90s, 10m or 1h30m", report),
         };
+        if raw.is_empty() {
+            report.warn(line, format!("{path}: is empty, so its default holds"));
+            return None;
+        }
         // Nothing is nothing in every unit.
         if raw == "0" {
             return Some(Duration::ZERO);
@@ -282,7 +288,7 @@ impl Read for Features {
 
 /// A text; numbers and booleans are taken as they are written, which the original refuses.
 fn text(path: &str, line: usize, node: &Node, secret: bool, report: &mut Report) -> Option<String> {
-    let Value::Scalar(Scalar { raw, kind }) = &node.value else {
+    let Value::Scalar(Scalar { raw, kind, .. }) = &node.value else {
         return wrong(path, line, node, "a text", report);
     };
     if *kind != Kind::Text {

@@ -37,6 +37,8 @@ pub enum Value {
 pub struct Scalar {
     /// The characters.
     pub raw: String,
+    /// Whether they stand without quotes.
+    pub is_plain: bool,
     /// What they mean.
     pub kind: Kind,
 }
@@ -70,8 +72,8 @@ pub struct Entry {
 
 /// Reads the first document of `bytes`; `None` when it is empty or broken, which is then reported.
 pub fn parse(bytes: &[u8], report: &mut Report) -> Option<Rc<Node>> {
-    let text = match decode(bytes) {
-        Ok(text) => text,
+    let text = match decode(bytes).and_then(without_control_characters) {
+        Ok(text) => with_blanks_after_keys(text),
         Err((line, problem)) => {
             report.error(line, problem);
             return None;
@@ -133,7 +135,7 @@ fn collect(
 ) {
     for (key, value) in pairs {
         let line = key.line;
-        let Value::Scalar(Scalar { raw, kind }) = &key.value else {
+        let Value::Scalar(Scalar { raw, kind, is_plain }) = &key.value else {
             report.error(line, format!("a key must be a text, found {}", key.describe(false)));
             continue;
         };
@@ -141,7 +143,7 @@ fn collect(
             report.error(line, "a key is missing before the colon");
             continue;
         }
-        if raw == MERGE_KEY {
+        if raw == MERGE_KEY && *is_plain {
             merge(line, value, merges_left, entries, report);
             continue;
         }
@@ -220,6 +222,41 @@ fn decode(bytes: &[u8]) -> Result<String, (Option<usize>, String)> {
             }
         }
     }
+}
+
+/// The parser would take them, but no editor shows them.
+fn without_control_characters(text: String) -> Result<String, (Option<usize>, String)> {
+    let is_no_text = |c: char| match c {
+        '\t' | '\n' | '\r' | '\u{85}' => false,
+        c => c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'),
+    };
+    match text.find(is_no_text) {
+        None => Ok(text),
+        Some(at) => {
+            let line = 1 + text[..at].matches('\n').count();
+            Err((Some(line), "holds a control character".to_string()))
+        }
+    }
+}
+
+/// Blanks in place of tabs between a key and its value, which the parser refuses and the original takes for white space.
+///
+/// Only where the parser complains is it certain that a tab is no part of a text.
+fn with_blanks_after_keys(mut text: String) -> String {
+    for _ in 0..TABS_MAX {
+        if !text.contains(":\t") {
+            break;
+        }
+        let error = Parser::new_from_str(&text).find_map(Result::err);
+        let Some(error) = error.filter(|error| error.info() == TAB_ERROR) else { break };
+        // It complains of what follows the tab.
+        let before = error.marker().index().checked_sub(1);
+        match before.and_then(|before| text.char_indices().nth(before)) {
+            Some((at, '\t')) => text.replace_range(at..at + 1, " "),
+            _ => break,
+        }
+    }
+    text
 }
 
 /// Turns the parser's events into a tree. A stack instead of recursion: nesting comes from the file.
@@ -318,9 +355,9 @@ impl Builder {
 }
 
 fn scalar(raw: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, String> {
-    let plain = style == ScalarStyle::Plain;
+    let is_plain = style == ScalarStyle::Plain;
     let kind = match tag {
-        None if plain => resolve(&raw),
+        None if is_plain => resolve(&raw),
         None => Kind::Text,
         Some(tag) if tag.is_yaml_core_schema() => match tag.suffix.as_str() {
             "null" | "bool" | "int" | "float" => {
@@ -340,14 +377,14 @@ fn scalar(raw: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, 
                 let packed: String = raw.split_whitespace().collect();
                 let bytes = STANDARD.decode(packed).map_err(|_| "!!binary is not valid base64")?;
                 let raw = String::from_utf8(bytes).map_err(|_| "!!binary does not hold a text")?;
-                return Ok(Scalar { raw, kind: Kind::Text });
+                return Ok(Scalar { raw, is_plain, kind: Kind::Text });
             }
             _ => Kind::Text,
         },
         // The sign "!" alone, and a site's own tags, make a text.
         Some(_) => Kind::Text,
     };
-    Ok(Scalar { raw, kind })
+    Ok(Scalar { raw, is_plain, kind })
 }
 
 /// What a scalar without quotes means.
@@ -414,6 +451,12 @@ const MERGE_KEY: &str = "<<";
 
 /// Maps merged into one; more come only from a file that means harm.
 const MERGES_MAX: usize = 1_000;
+
+/// What the parser says to a tab between a key and its value.
+const TAB_ERROR: &str = "':' must be followed by a valid YAML whitespace";
+
+/// Keys with a tab behind them. Each costs one more reading of the file.
+const TABS_MAX: usize = 200;
 
 /// Levels of lists and maps; settings need three.
 const NESTING_MAX: usize = 32;
@@ -526,6 +569,18 @@ mod tests {
     }
 
     #[test]
+    fn takes_tabs_behind_keys_for_blanks() {
+        let (entries, report) = entries("a:\t1\né:\t\t- x\n\"b\":\t\"c:\td\"\n".as_bytes());
+        assert_eq!(report.errors[0].line, Some(2), "{:?}", report.errors);
+        assert!(entries.is_empty());
+        let (entries, report) =
+            self::entries("é:\t1\n\"b\":\t\t\"c:\td\"\ne: |\n  f:\tg\n".as_bytes());
+        assert!(report.errors.is_empty(), "{:?}", report.errors);
+        let values: Vec<_> = entries.iter().map(|entry| raw(&entry.value)).collect();
+        assert_eq!(values, ["1", "c:\td", "f:\tg\n"]);
+    }
+
+    #[test]
     fn follows_anchors_and_merge_keys() {
         let merged = |text: &str| {
             let (entries, report) = entries(text.as_bytes());
@@ -545,6 +600,9 @@ mod tests {
         assert_eq!(merged("d: &d {a: 1}\ne: &e {a: 2, b: 2}\nt:\n  <<: [*d, *e]\n"), "a=1 b=2");
         assert_eq!(merged("d: &d {a: 1}\ne: &e {<<: *d, b: 2}\nt: {<<: *e}\n"), "a=1 b=2");
         assert_eq!(merged("t: {<<: {a: 1}, A: 2}\n"), "a=2");
+        // In quotes it is a key like any other.
+        let (entries, _) = entries(b"'<<': {a: 1}\n");
+        assert_eq!(entries[0].key, "<<");
     }
 
     #[test]
@@ -586,6 +644,11 @@ mod tests {
         let mut report = Report::new("t");
         assert!(parse(b"a: 1\nb: \xff\n", &mut report).is_none());
         assert_eq!(report.errors[0].to_string(), "t:2: is not valid UTF-8");
+        for text in ["a: 1\nb: x\u{1}\n", "a: 1\nb: x\u{7f}\n", "a: 1\nb: x\u{fffe}\n"] {
+            let mut report = Report::new("t");
+            assert!(parse(text.as_bytes(), &mut report).is_none());
+            assert_eq!(report.errors[0].to_string(), "t:2: holds a control character");
+        }
         for bytes in [b"\xff\xfea\x00:".as_slice(), b"\xfe\xff\xd8\x00"] {
             let mut report = Report::new("t");
             assert!(parse(bytes, &mut report).is_none());
