@@ -16,7 +16,7 @@ fn read(path: &str) -> String {
 /// The names in code quotes in the first column of all tables between the heading `from` and the next of its rank.
 fn first_column(readme: &str, from: &str) -> BTreeSet<String> {
     let start = readme.find(from).unwrap_or_else(|| panic!("README has no heading {from}"));
-    let rank = &from[..from.find(' ').unwrap()];
+    let rank = from.split_whitespace().next().unwrap_or_default();
     let rest = &readme[start + from.len()..];
     let end = rest.find(&format!("\n{rank} ")).unwrap_or(rest.len());
     let cells = rest[..end].lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
