@@ -259,14 +259,18 @@ impl Fault {
             | Fault::EventStorm(_)
             | Fault::RestartLost
             | Fault::Returns(_)
-            | Fault::Token(Token::Newline)
-            | Fault::Envelope(_, _, true) => Expected::Provisioned,
-            Fault::SilentAfter(Action::Restart)
-            | Fault::GoneAfter(Action::Restart)
+            | Fault::RebootsAfter(_)
+            | Fault::Token(Token::Newline) => Expected::Provisioned,
+            // What is certainly no answer of this node is dropped; a broken body of its own may fail the try.
+            Fault::Envelope(Envelope::Body | Envelope::HalfBody | Envelope::ListBody, _, true) => {
+                Expected::Either
+            }
+            Fault::Envelope(_, _, true) => Expected::Provisioned,
+            Fault::SilentAfter(Action::Configure | Action::Restart)
+            | Fault::GoneAfter(Action::Configure | Action::Restart)
             | Fault::SilentFrom(Action::Restart)
             | Fault::TwoAnswers(Action::Restart | Action::Configure)
             | Fault::Slow(..)
-            | Fault::RebootsAfter(_)
             | Fault::HugeInventory(_)
             | Fault::DeepInventory(_)
             | Fault::DiscoveredAs(_) => Expected::Either,
@@ -274,6 +278,8 @@ impl Fault {
             Fault::Envelope(_, Some(Action::Restart), false) | Fault::Data(Action::Restart, ..) => {
                 Expected::Either
             }
+            // The message is for people only, so one that is not there may be let pass.
+            Fault::Data(Action::Configure, Some("message"), Damage::Missing) => Expected::Either,
             // Without the feature that uses them these fields are nobody's business.
             Fault::Data(Action::Jwt, Some("ecdh_public"), Damage::Empty)
             | Fault::Data(Action::Inventory, Some(_), _)

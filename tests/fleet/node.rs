@@ -143,6 +143,7 @@ pub struct Node {
     pub asked: [u32; Action::ALL.len()],
     /// Whether it ever got a request it did not answer because of its fault.
     muted: bool,
+    rebooted: bool,
     returned: u32,
     version: Option<String>,
     lock: Option<(String, Instant)>,
@@ -169,6 +170,7 @@ impl Node {
             times_restarted: 0,
             asked: [0; Action::ALL.len()],
             muted: false,
+            rebooted: false,
             returned: 0,
             version: None,
             lock: None,
@@ -249,7 +251,8 @@ impl Node {
                 self.state = State::Provisioning;
             }
             State::Stopping => self.state = State::Stopped,
-            // A reboot in the middle of a cycle.
+            // A reboot in the middle of a cycle; with a configuration it has the effect of a restart.
+            State::Configured if !self.provisions_again() => self.state = State::Provisioned,
             State::Provisioning | State::Configured => self.state = State::Provisioning,
             State::Provisioned | State::Stopped => {}
         }
@@ -481,7 +484,6 @@ impl Node {
             }
             Action::Reprovision => {
                 let secs = fastrand::u64(2..=11);
-                self.fault = None;
                 self.received = None;
                 self.state = State::Restarting;
                 out.push(Effect::Leave { after: site.restart_delay, announced: false });
@@ -710,9 +712,9 @@ impl Node {
                 };
                 out.push(Effect::Leave { after, announced: false });
             }
-            Some(Fault::RebootsAfter(last)) if action == Some(last) => {
+            Some(Fault::RebootsAfter(last)) if action == Some(last) && !self.rebooted => {
                 // Once is enough: the next cycle goes through.
-                self.fault = None;
+                self.rebooted = true;
                 out.push(Effect::Leave { after, announced: false });
             }
             _ => {}
