@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -309,6 +309,12 @@ impl Daemon {
         Metrics::parse(&text)
     }
 
+    /// Waits until it has begun its first discovery: from then on it hears startup events too.
+    #[track_caller]
+    pub fn wait_ready(&self) {
+        wait_until(SOON, "the first discovery", || self.metric("discover_cycles") >= 1.0);
+    }
+
     /// The value of one metric, all its series added; zero when there is none.
     #[track_caller]
     pub fn metric(&self, name: &str) -> f64 {
@@ -547,8 +553,16 @@ fn unchunk(mut body: &str) -> String {
 }
 
 /// One reading of the metrics: series as written → value.
-#[derive(Debug)]
 pub struct Metrics(BTreeMap<String, f64>);
+
+impl fmt::Debug for Metrics {
+    /// All but buckets and zeros, which would bury the rest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let series =
+            self.0.iter().filter(|(name, value)| !name.contains("_bucket{") && **value != 0.0);
+        f.debug_map().entries(series).finish()
+    }
+}
 
 impl Metrics {
     /// Reads the text format.
