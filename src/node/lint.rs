@@ -11,7 +11,7 @@
 //! | another identity than the node's | warning; error for a node that gets a server JWT |
 //! | server JWT or seed where the node does not write them | warning |
 //! | `exp` of the server JWT that is not used as written | warning |
-//! | certificate that does not fit key, identity, CA or date; a key that nodes cannot use | error |
+//! | certificate that does not fit key, identity, CA or date; a key that nodes cannot use, or that cannot be encrypted | error |
 //! | key, certificate or CA that the node drops because a part is missing | error for a key, else warning |
 //! | policies under names that the node refuses, or that lead elsewhere | error |
 //! | version that is never reached, or not asked for | warning |
@@ -36,7 +36,7 @@ use serde::Deserialize;
 use crate::config::{Enrollment, Features};
 use crate::helper::Answer;
 use crate::pki::csr::Csr;
-use crate::pki::ecdh::PrivateKey;
+use crate::pki::ecdh::{self, PrivateKey};
 use crate::protocol::Identity;
 use crate::rpc::Call;
 use crate::rpc::actions::Configure;
@@ -100,6 +100,13 @@ pub enum Severity {
     Warning,
     /// It is not.
     Error,
+}
+
+impl Finding {
+    /// A private key that cannot be sent.
+    pub fn of_key(error: &ecdh::Error) -> Finding {
+        Finding { severity: Severity::Error, text: with_causes(error) }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -296,9 +303,15 @@ fn check_expiry(answer: &Answer, unix_time: i64, findings: &mut Findings) {
 
 fn check_certificate(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
     check_completeness(answer, known, findings);
+    if answer.key.is_some() && !known.site.features.jwt {
+        // The original's words, up to the colon.
+        findings.error(
+            "private key received from helper but server did not start Diffie-Hellman exchange: turn on the feature jwt",
+        );
+    }
     let key = match answer.key.as_ref().map(|key| PrivateKey::from_pem(key.expose())).transpose() {
         Ok(key) => key,
-        Err(error) => return findings.error(with_causes(&error)),
+        Err(error) => return findings.0.push(Finding::of_key(&error)),
     };
     if answer.certificate.is_empty() {
         return;

@@ -17,12 +17,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Receiver;
+use openssl::error::ErrorStack;
+use openssl::rand::rand_bytes;
+use zeroize::Zeroizing;
 
 use crate::config::{Config, Enrollment, VerifyKeySource};
 use crate::gate::{Closed, Gate, Reason, Term};
 use crate::helper::{self, Answer, CsrInput, Helper};
 use crate::jwt::{KeyError, VerifyKey};
 use crate::metrics::Metrics;
+use crate::pki::ecdh::{self, Ephemeral, Sealed};
 use crate::protocol::Identity;
 use crate::rpc::actions::{Configure, GenCsr, Inventory, Jwt, Restart, Shutdown};
 use crate::rpc::{
@@ -129,8 +133,9 @@ impl Node<'_> {
                 return Ok(Outcome::ShutDown);
             }
         };
+        let key = seal(&plan)?;
         self.hear_contradictions()?;
-        let configured_at = self.step("configure", |node| node.configure(&plan))?;
+        let configured_at = self.step("configure", |node| node.configure(&plan, key.as_ref()))?;
         let restarted_at = self.step("restart", Node::restart)?;
         Ok(Outcome::Provisioned { configured_at, restarted_at })
     }
@@ -140,7 +145,7 @@ impl Node<'_> {
         let Context { config, .. } = self.context;
         let key = verify_key(config.jwt_verify_cert.as_ref())?;
         let reply = self.call(Jwt { token: config.token.expose() })?;
-        let verified = Verified::by_jwt(self.identity.clone(), &reply.jwt, &key, unix_time())?;
+        let verified = Verified::by_jwt(self.identity.clone(), reply, &key, unix_time())?;
         if let Some(token) = verified.token() {
             let (node, jwt_id) = (self.identity.as_str(), token.id());
             log::debug!(component = node, node, jwt_id; "Verified the provisioning JWT of {node}");
@@ -214,7 +219,7 @@ impl Node<'_> {
     }
 
     /// Sends the configuration; returns when that was answered.
-    fn configure(&mut self, plan: &Plan) -> Result<Instant, Error> {
+    fn configure(&mut self, plan: &Plan, key: Option<&Sealed>) -> Result<Instant, Error> {
         let config = serde_json::to_string(&plan.configuration)
             .expect("an object of texts can be written as JSON");
         let reply = self.call(Configure {
@@ -222,8 +227,8 @@ impl Node<'_> {
             ca: &plan.ca,
             certificate: &plan.certificate,
             config: &config,
-            ecdh_public: "",
-            key: "",
+            ecdh_public: key.map_or("", |sealed| &sealed.ecdh_public),
+            key: key.map_or("", |sealed| &sealed.key),
             opa_policies: &plan.opa_policies,
             server_jwt: "",
             ssldir: &plan.ssldir,
@@ -322,6 +327,20 @@ fn is_gone(error: &rpc::Error) -> bool {
     }
 }
 
+/// Encrypts the private key that the helper gave, if it did, under a pair of ours that serves this node alone.
+fn seal(plan: &Plan) -> Result<Option<Sealed>, Error> {
+    let Some(key) = &plan.key else { return Ok(None) };
+    let random = ephemeral().map_err(|error| Error::Key(error.into()))?;
+    key.seal(&random).map(Some).map_err(Error::Key)
+}
+
+fn ephemeral() -> Result<Ephemeral, ErrorStack> {
+    let (mut private, mut iv) = (Zeroizing::new([0; 32]), [0; 16]);
+    rand_bytes(&mut *private)?;
+    rand_bytes(&mut iv)?;
+    Ok(Ephemeral::new(*private, iv))
+}
+
 /// The key for provisioning JWTs; files are read for every node, so that they can be replaced.
 fn verify_key(source: Option<&VerifyKeySource>) -> Result<VerifyKey, Error> {
     match source {
@@ -370,6 +389,8 @@ enum Error {
     Helper(helper::Error),
     /// The helper's answer must not be sent.
     BadAnswer(BadAnswer),
+    /// The node's private key could not be encrypted.
+    Key(ecdh::Error),
     /// The helper wants the node later.
     Deferred { reason: String },
     /// There is no key for provisioning JWTs.
@@ -388,11 +409,13 @@ impl Error {
         match self {
             Error::Rpc { action, source, .. } => rpc_outcome(*action, source, gate),
             Error::Refused(_) | Error::Contradicted(_) => Outcome::Refused,
+            Error::Key(error) if error.is_of_node() => Outcome::Refused,
             Error::Stopped(closed) => Outcome::Stopped(*closed),
             Error::Helper(error) if error.is_aborted() => Outcome::Stopped(Closed::Aborted),
             Error::Helper(_) | Error::BadAnswer(_) => Outcome::HelperFailed,
             Error::Deferred { .. } => Outcome::Deferred,
             Error::TimeUp
+            | Error::Key(_)
             | Error::NoVerifyKey
             | Error::VerifyKeyFile { .. }
             | Error::VerifyKey { .. }
@@ -459,6 +482,7 @@ impl fmt::Display for Error {
             Error::TimeUp => f.write_str("the node's time was up before the helper was started"),
             Error::Helper(_) => f.write_str("could not invoke configure helper"),
             Error::BadAnswer(_) => f.write_str("configuration failed"),
+            Error::Key(error) => error.fmt(f),
             // The original's spelling, which operators search for.
             Error::Deferred { reason } => write!(f, "configuration defered: {reason}"),
             Error::NoVerifyKey => {
@@ -483,6 +507,7 @@ impl std::error::Error for Error {
             Error::Refused(refusal) => refusal.source(),
             Error::Helper(source) => Some(source),
             Error::BadAnswer(source) => Some(source),
+            Error::Key(error) => error.source(),
             Error::VerifyKeyFile { source, .. } => Some(source),
             Error::VerifyKey { source, .. } => Some(source),
             Error::Contradicted(_)
@@ -579,6 +604,8 @@ mod tests {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     use crossbeam_channel::{Sender, at, bounded};
+    use openssl::derive::Deriver;
+    use openssl::pkey::{Id, PKey, Private};
     use openssl::sha::sha256;
     use parking_lot::Mutex;
     use serde_json::{Value, json};
@@ -587,6 +614,7 @@ mod tests {
     use crate::config::report::Report as Findings;
     use crate::helper::Limits;
     use crate::jwt::testing;
+    use crate::node::lint::testing::{self as certificates, Ca};
     use crate::protocol::{self, Codec, v1};
     use crate::transport::Message;
     use crate::transport::memory::{Memory, Published};
@@ -872,6 +900,102 @@ mod tests {
         let report = Site::new("", script).provision();
         assert_eq!(report.outcome, Outcome::Deferred);
         assert_eq!(report.reason.len(), REASON_MAX + " ...".len());
+    }
+
+    #[test]
+    fn a_private_key_of_the_helper_reaches_only_its_node_encrypted() {
+        let node = PKey::generate_x25519().unwrap();
+        let site = Site::new("features: {jwt: true}", "cat answer");
+        let key = with_key(&site);
+        let half = hex(&node.raw_public_key().unwrap());
+        site.answer("jwt", &jwt_answer(&half));
+
+        let (mut keys, mut halves) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let report = site.provision();
+            assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+            let asked = site.asked();
+            let configure = asked.iter().rfind(|asked| asked.action == "configure").unwrap();
+            let body: Value = serde_json::from_str(&configure.body).unwrap();
+            let text = |field: &str| body["data"][field].as_str().unwrap().to_owned();
+            let opened = open(&node, &text("key"), &text("ecdh_public"));
+            assert!(opened.public_eq(&key));
+            assert_eq!(text("ssldir"), "/helper");
+            keys.push(text("key"));
+            halves.push(text("ecdh_public"));
+        }
+        // A pair of ours, and so a secret, serves one attempt only.
+        assert_ne!(halves[0], halves[1]);
+        assert_ne!(keys[0], keys[1]);
+        let clear = key.private_key_to_pem_pkcs8().unwrap();
+        let clear = std::str::from_utf8(&clear).unwrap().lines().nth(1).unwrap();
+        assert!(site.asked().iter().all(|asked| !asked.body.contains(clear)));
+    }
+
+    #[test]
+    fn a_node_without_a_half_of_the_exchange_gets_no_private_key() {
+        for (half, expected) in [
+            (
+                "",
+                "private key received from helper but server did not start Diffie-Hellman exchange: its jwt reply holds no ecdh_public",
+            ),
+            ("x", "the node's ecdh_public is not hex"),
+            ("00", "the node's ecdh_public has 1 bytes instead of 32"),
+            (
+                &"00".repeat(32),
+                "the node's ecdh_public is a low order point, which would make the secret public",
+            ),
+        ] {
+            let site = Site::new("features: {jwt: true}", "cat answer");
+            with_key(&site);
+            site.answer("jwt", &jwt_answer(half));
+            check(&site, Outcome::Refused, expected);
+            assert_eq!(site.actions(), ["inventory", "jwt"]);
+        }
+
+        // Without the feature no node was asked to begin an exchange.
+        let site = Site::new("", "cat answer");
+        with_key(&site);
+        check(
+            &site,
+            Outcome::HelperFailed,
+            "configuration failed: private key received from helper but server did not start Diffie-Hellman exchange: turn on the feature jwt",
+        );
+        assert_eq!(site.actions(), ["inventory"]);
+    }
+
+    /// Has the helper give a key with its certificate.
+    fn with_key(site: &Site) -> PKey<Private> {
+        let validity = unix_time() - 10..unix_time() + 10_000;
+        let (ca, key) = (Ca::new("CA", validity.clone()), certificates::key());
+        let answer = json!({
+            "configuration": {"plugin.choria.server.provision": "0"},
+            "certificate": ca.issue(NODE, &key, validity),
+            "ca": ca.pem(),
+            "key": String::from_utf8(key.private_key_to_pem_pkcs8().unwrap()).unwrap(),
+            "ssldir": "/helper",
+        });
+        site.write("answer", &answer.to_string());
+        key
+    }
+
+    /// What the node does with an encrypted key and our half of the exchange.
+    fn open(node: &PKey<Private>, key: &str, half: &str) -> PKey<Private> {
+        let half: Vec<u8> = (0..half.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&half[at..at + 2], 16).unwrap())
+            .collect();
+        let ours = PKey::public_key_from_raw_bytes(&half, Id::X25519).unwrap();
+        let mut deriver = Deriver::new(node).unwrap();
+        deriver.set_peer(&ours).unwrap();
+        let secret = deriver.derive_to_vec().unwrap();
+        // OpenSSL goes by the label, nodes by the bytes.
+        let key = key.replace("RSA PRIVATE KEY", "EC PRIVATE KEY");
+        PKey::private_key_from_pem_passphrase(key.as_bytes(), &secret).unwrap()
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     #[test]
@@ -1208,11 +1332,7 @@ mod tests {
                     let inventory = input["inventory"].as_str().unwrap();
                     serde_json::from_str(inventory).unwrap()
                 }
-                "jwt" => {
-                    // The recorded one has a date, and we have a clock.
-                    let claims = r#"{"cht":"s3cret","chpd":true,"purpose":"choria_provisioning"}"#;
-                    json!({"jwt": testing::rsa(r#"{"alg":"RS256"}"#, claims), "ecdh_public": ""})
-                }
+                "jwt" => return jwt_answer(""),
                 "gencsr" => input["csr"].clone(),
                 _ => json!({"message": "as you wish"}),
             };
@@ -1296,6 +1416,13 @@ mod tests {
 
     fn identity() -> Identity {
         Identity::parse(NODE).unwrap()
+    }
+
+    fn jwt_answer(ecdh_public: &str) -> String {
+        // The recorded one has a date, and we have a clock.
+        let claims = r#"{"cht":"s3cret","chpd":true,"purpose":"choria_provisioning"}"#;
+        let jwt = testing::rsa(r#"{"alg":"RS256"}"#, claims);
+        good("jwt", &json!({"jwt": jwt, "ecdh_public": ecdh_public}))
     }
 
     fn good(action: &str, data: &Value) -> String {

@@ -13,8 +13,9 @@ use crate::helper::Answer;
 use crate::jwt::VerifyKey;
 use crate::jwt::provisioning::{self, ProvisioningToken};
 use crate::pki::csr::{self, Csr};
+use crate::pki::ecdh::{self, Ephemeral, PrivateKey, Sealed};
 use crate::protocol::Identity;
-use crate::rpc::actions::GenCsrReply;
+use crate::rpc::actions::{GenCsrReply, JwtReply};
 
 use super::lint::{self, Finding, Severity};
 
@@ -25,10 +26,12 @@ pub struct Verified {
     token: Option<Shown>,
 }
 
-/// The verified token, and its claims as the helper gets them.
+/// The verified token, its claims as the helper gets them, and what came beside it.
 struct Shown {
     token: ProvisioningToken,
     claims: Box<RawValue>,
+    /// The node's half of a key exchange.
+    ecdh_public: String,
 }
 
 /// The claims hold the provisioning token and the broker's password.
@@ -44,23 +47,24 @@ impl Verified {
         Verified { identity, token: None }
     }
 
-    /// Checks the JWT a node showed, with the site's key at `now`, in seconds since 1970.
+    /// Checks the JWT in the node's last answer, with the site's key at `now`, in seconds since 1970.
     ///
     /// # Errors
     ///
     /// [`Refusal::Jwt`]
     pub fn by_jwt(
         identity: Identity,
-        jwt: &str,
+        reply: JwtReply,
         key: &VerifyKey,
         now: i64,
     ) -> Result<Verified, Refusal> {
         let refused = |source| Refusal::Jwt { identity: identity.clone(), source };
-        let token = ProvisioningToken::verify(jwt, key, now).map_err(refused)?;
+        let token = ProvisioningToken::verify(&reply.jwt, key, now).map_err(refused)?;
         let claims = token
             .claims_json()
             .expect("texts, numbers and objects with text keys can be written as JSON");
-        Ok(Verified { identity, token: Some(Shown { token, claims }) })
+        let ecdh_public = reply.ecdh_public;
+        Ok(Verified { identity, token: Some(Shown { token, claims, ecdh_public }) })
     }
 
     /// The token the node showed, if it was asked for one.
@@ -186,9 +190,12 @@ impl Ready {
     }
 
     fn plan(self, answer: Answer) -> Result<Plan, BadAnswer> {
-        if answer.key.is_some() {
-            return Err(BadAnswer::Key);
-        }
+        let node_public = self.described.verified.token.map(|shown| shown.ecdh_public);
+        let node_public = node_public.unwrap_or_default();
+        let key = match answer.key.map(|key| PrivateKey::from_pem(key.expose())).transpose() {
+            Ok(key) => key.map(|key| Unsealed { key, node_public }),
+            Err(error) => return Err(BadAnswer::Hurts(vec![Finding::of_key(&error)])),
+        };
 
         // The directory the node named wins over the helper's, as in the original.
         let ssldir = match self.enrollment {
@@ -199,6 +206,7 @@ impl Ready {
             configuration: answer.configuration,
             certificate: answer.certificate,
             ca: answer.ca,
+            key,
             ssldir,
             action_policies: answer.action_policies,
             opa_policies: answer.opa_policies,
@@ -224,7 +232,7 @@ pub enum Decision {
 }
 
 /// A configuration that was checked, with all that goes with it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Plan {
     /// The node's settings.
     pub configuration: BTreeMap<String, String>,
@@ -232,12 +240,33 @@ pub struct Plan {
     pub certificate: String,
     /// The CA's certificate, as PEM.
     pub ca: String,
+    /// The node's private key, if the helper's CA made it.
+    pub key: Option<Unsealed>,
     /// Where the node puts them.
     pub ssldir: String,
     /// File name → content.
     pub action_policies: BTreeMap<String, String>,
     /// File name → content.
     pub opa_policies: BTreeMap<String, String>,
+}
+
+/// A private key made by the helper's CA, and the half of an exchange that the node it is for has begun.
+#[derive(Debug)]
+pub struct Unsealed {
+    key: PrivateKey,
+    /// Unchecked.
+    node_public: String,
+}
+
+impl Unsealed {
+    /// Encrypts the key so that only its node can read it.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the node's half, or [`ecdh::Error::Crypto`].
+    pub fn seal(&self, random: &Ephemeral) -> Result<Sealed, ecdh::Error> {
+        ecdh::seal(&self.key, &self.node_public, random)
+    }
 }
 
 /// Why a node was refused: it, or what it showed us, failed a check.
@@ -277,8 +306,6 @@ impl std::error::Error for Refusal {
 pub enum BadAnswer {
     /// What is wrong with it; never empty.
     Hurts(Vec<Finding>),
-    /// A private key, which we cannot encrypt for the node.
-    Key,
 }
 
 impl fmt::Display for BadAnswer {
@@ -292,9 +319,6 @@ impl fmt::Display for BadAnswer {
                     finding.fmt(f)?;
                 }
                 Ok(())
-            }
-            BadAnswer::Key => {
-                f.write_str("private keys made by the helper are not supported by this version yet")
             }
         }
     }
@@ -313,14 +337,18 @@ mod tests {
     use crate::config::{Enrollment, Features};
     use crate::helper::Answer;
     use crate::jwt::testing::{self, NOW};
-    use crate::node::lint::testing::{Ca, public_key};
+    use crate::node::lint::testing::{self as certificates, Ca, public_key};
     use crate::node::lint::{Room, Site};
+    use crate::pki::ecdh::Ephemeral;
     use crate::protocol::Identity;
-    use crate::rpc::actions::GenCsrReply;
+    use crate::rpc::actions::{GenCsrReply, JwtReply};
+
+    /// Some node's half of an exchange.
+    const NODE_PUBLIC: &str = "675dd574ed7789310b3d2e7681f3790b466c773b1521fecf36577958371ea52f";
 
     #[test]
     fn keeps_what_the_helper_needs_of_each_step() {
-        let verified = Verified::by_jwt(node(), &jwt(), &testing::rsa_key(), NOW).unwrap();
+        let verified = Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
         let ready = verified.described("{}".to_owned()).with_csr(sent.clone(), &[]).unwrap();
         assert_eq!(ready.identity(), &node());
@@ -347,7 +375,8 @@ mod tests {
                 "not a provisioning token",
             ),
         ] {
-            let refusal = Verified::by_jwt(node(), jwt, &testing::rsa_key(), NOW).unwrap_err();
+            let refusal =
+                Verified::by_jwt(node(), shown(jwt), &testing::rsa_key(), NOW).unwrap_err();
             assert_eq!(refusal.to_string(), "could not validate JWT: n0.fleet.example.net");
             assert_eq!(refusal.source().unwrap().to_string(), expected);
         }
@@ -436,7 +465,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_checked_against_what_the_node_showed() {
-        let verified = || Verified::by_jwt(node(), &jwt(), &testing::rsa_key(), NOW).unwrap();
+        let verified = || Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
         let with_all = verified().described(String::new()).with_csr(sent.clone(), &[]).unwrap();
         let known = with_all.known(site());
@@ -452,6 +481,53 @@ mod tests {
         let (_, warnings) = plan(with_all, r#"{"configuration":{"a":"b"}}"#);
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert_eq!(plan(ready(), r#"{"configuration":{"a":"b"}}"#).1, [""; 0]);
+    }
+
+    #[test]
+    fn a_private_key_is_sealed_for_the_node_that_began_an_exchange() {
+        let answer = answer_with_key();
+        let with = |ecdh_public: &str| {
+            let reply = JwtReply { ecdh_public: ecdh_public.to_owned(), ..jwt() };
+            let verified = Verified::by_jwt(node(), reply, &testing::rsa_key(), NOW).unwrap();
+            let ready = verified.described(String::new()).without_csr();
+            let (plan, _) = plan(ready, &answer);
+            assert!(!format!("{plan:?}").contains("PRIVATE"), "{plan:?}");
+            plan.key.unwrap().seal(&Ephemeral::new([1; 32], [2; 16]))
+        };
+        let sealed = with(NODE_PUBLIC).unwrap();
+        assert!(sealed.key.contains("\nProc-Type: 4,ENCRYPTED\n"), "{}", sealed.key);
+        let error = with("").unwrap_err();
+        assert!(error.is_of_node());
+        assert_eq!(
+            error.to_string(),
+            "private key received from helper but server did not start Diffie-Hellman exchange: \
+             its jwt reply holds no ecdh_public"
+        );
+    }
+
+    #[test]
+    fn a_private_key_needs_the_exchange_that_comes_with_the_jwt() {
+        let features = Features { jwt: false, ..site().features };
+        let answer = Answer::read(answer_with_key().as_bytes()).unwrap();
+        let error = ready().decide(answer, Site { features, ..site() }, &mut |_| ()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "private key received from helper but server did not start Diffie-Hellman exchange: \
+             turn on the feature jwt"
+        );
+    }
+
+    /// A certificate with its key, all that a node needs of both.
+    fn answer_with_key() -> String {
+        let ca = Ca::new("CA", NOW - 10..NOW + 1_000);
+        let key = certificates::key();
+        let certificate = ca.issue(node().as_str(), &key, NOW - 10..NOW + 1_000);
+        let key = String::from_utf8(key.private_key_to_pem_pkcs8().unwrap()).unwrap();
+        json!({
+            "configuration": {"plugin.choria.server.provision": "0"}, "ssldir": "/ssl",
+            "certificate": certificate, "ca": ca.pem(), "key": key,
+        })
+        .to_string()
     }
 
     #[test]
@@ -502,8 +578,12 @@ mod tests {
         Identity::parse("n0.fleet.example.net").unwrap()
     }
 
-    fn jwt() -> String {
-        testing::recorded("insecure/provisioning.jwt")
+    fn jwt() -> JwtReply {
+        shown(&testing::recorded("insecure/provisioning.jwt"))
+    }
+
+    fn shown(jwt: &str) -> JwtReply {
+        JwtReply { jwt: jwt.to_owned(), ecdh_public: NODE_PUBLIC.to_owned() }
     }
 
     fn recorded_csr() -> GenCsrReply {

@@ -222,7 +222,7 @@ fn quoted(label: &str) -> String {
 /// Why a private key is not sent to a node.
 #[derive(Debug)]
 pub enum Error {
-    /// The node gave no half of an exchange: it was not asked for its JWT.
+    /// The node gave no half of an exchange.
     NoExchange,
     /// The node's half is not hex.
     NodeKeyHex,
@@ -250,6 +250,24 @@ pub enum Error {
     Crypto(ErrorStack),
 }
 
+impl Error {
+    /// Whether it is the node's half of the exchange that is no good.
+    pub fn is_of_node(&self) -> bool {
+        match self {
+            Error::NoExchange
+            | Error::NodeKeyHex
+            | Error::NodeKeyLength { .. }
+            | Error::NodeKeyLowOrder => true,
+            Error::Pem(_)
+            | Error::NoKey { .. }
+            | Error::Encrypted
+            | Error::Unreadable
+            | Error::Kind(_)
+            | Error::Crypto(_) => false,
+        }
+    }
+}
+
 impl From<ErrorStack> for Error {
     fn from(error: ErrorStack) -> Error {
         Error::Crypto(error)
@@ -262,7 +280,7 @@ impl fmt::Display for Error {
             // The original's words, up to the colon.
             Error::NoExchange => f.write_str(
                 "private key received from helper but server did not start Diffie-Hellman exchange: \
-                 this needs the feature jwt",
+                 its jwt reply holds no ecdh_public",
             ),
             Error::NodeKeyHex => f.write_str("the node's ecdh_public is not hex"),
             Error::NodeKeyLength { bytes } => {
@@ -428,7 +446,7 @@ xh4qGGJsZQGREJHIkTzndQoUEPxBhZ8/2JO3ICAeO7Y=
         refuses_half(
             "",
             "private key received from helper but server did not start Diffie-Hellman exchange: \
-             this needs the feature jwt",
+             its jwt reply holds no ecdh_public",
         );
         refuses_half(&NODE_PUBLIC[2..], &short(31));
         refuses_half(&format!("{NODE_PUBLIC}00"), &short(33));
