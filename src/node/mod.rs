@@ -991,7 +991,12 @@ mod tests {
         let secret = deriver.derive_to_vec().unwrap();
         // OpenSSL goes by the label, nodes by the bytes.
         let key = key.replace("RSA PRIVATE KEY", "EC PRIVATE KEY");
-        PKey::private_key_from_pem_passphrase(key.as_bytes(), &secret).unwrap()
+        // A passphrase proper must not hold a NUL.
+        PKey::private_key_from_pem_callback(key.as_bytes(), |passphrase| {
+            passphrase[..secret.len()].copy_from_slice(&secret);
+            Ok(secret.len())
+        })
+        .unwrap()
     }
 
     fn hex(bytes: &[u8]) -> String {
