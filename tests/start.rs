@@ -22,13 +22,17 @@ fn a_monitor_port_in_use_is_said_before_any_work() {
 }
 
 #[test]
-fn a_missing_verification_key_is_a_configuration_error() {
-    let daemon = Daemon::builder("127.0.0.1:4222");
-    let path = daemon.dir().join("key.pem");
-    let (code, log) = daemon.set("jwt_verify_cert", path.display()).run_to_its_end();
-    assert_eq!(code, 78, "{log}");
-    assert!(log.contains("jwt_verify_cert"), "{log}");
-    assert!(log.contains("key.pem"), "{log}");
+fn an_unreadable_verification_key_is_a_configuration_error() {
+    // A folder cannot be read as a file, whoever runs the tests.
+    for make in [|_: &std::path::Path| Ok(()), |path: &std::path::Path| std::fs::create_dir(path)] {
+        let daemon = Daemon::builder("127.0.0.1:4222");
+        let path = daemon.dir().join("key.pem");
+        make(&path).expect("the temporary folder is writable");
+        let (code, log) = daemon.set("jwt_verify_cert", path.display()).run_to_its_end();
+        assert_eq!(code, 78, "{log}");
+        assert!(log.contains("jwt_verify_cert"), "{log}");
+        assert!(log.contains("key.pem"), "{log}");
+    }
 }
 
 #[test]
