@@ -25,11 +25,11 @@ list.*) echo '[]' ;;
 empty.*) echo '{"configuration":{}}' ;;
 huge.*) head -c 10000000 /dev/zero | tr '\0' x ;;
 huge-stderr.*) head -c 10000000 /dev/zero | tr '\0' x >&2; echo "$answer" ;;
-never.*) exec sleep 600 ;;
-stubborn.*) trap '' TERM INT HUP; while :; do sleep 600; done ;;
-grandchild.*) echo "$answer"; sleep 600 & ;;
-escaped.*) echo "$answer"; setsid sleep 600 & ;;
-escaped-first.*) setsid sh -c 'sleep 600' & exec sleep 600 ;;
+never.*) exec sleep 30 ;;
+stubborn.*) trap '' TERM INT HUP; while :; do sleep 30; done ;;
+grandchild.*) echo "$answer"; sleep 30 & ;;
+escaped.*) echo "$answer"; setsid sleep 30 & ;;
+escaped-first.*) setsid sh -c 'sleep 30' & exec sleep 30 ;;
 *) echo "$answer" ;;
 esac
 "#;
