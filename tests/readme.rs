@@ -74,6 +74,24 @@ fn the_table_of_metrics_is_the_list_of_metrics() {
 }
 
 #[test]
+fn every_outcome_is_in_the_row_of_its_metric() {
+    let readme = read("README.md");
+    let row = readme.lines().find(|line| line.starts_with("| `outcomes_total` |"));
+    let row = row.expect("the metric has a row");
+    let code = read("src/fleet/registry.rs");
+    let (_, tally) = code.split_once("pub fn tally(").expect("the registry says what counts");
+    let labels = ["good", "bad", "own"].iter().flat_map(|kind| -> Vec<&str> {
+        let call = format!("=> {kind}(\"");
+        tally.split(&call).skip(1).map(|rest| rest.split('"').next().unwrap_or_default()).collect()
+    });
+    let labels: Vec<&str> = labels.chain(["stale"]).collect();
+    assert!(labels.len() > 10, "{labels:?}");
+    for label in labels {
+        assert!(row.contains(label), "README says nothing about the outcome {label}");
+    }
+}
+
+#[test]
 fn the_helpers_shown_are_the_helpers_shipped() {
     let readme = read("README.md");
     for name in ["sample.sh", "sample.py", "sample.rb"] {

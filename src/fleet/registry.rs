@@ -450,7 +450,10 @@ impl Registry {
                 entry.wait(now);
             }
             Outcome::Busy => entry.wait(now + BUSY_WAIT),
-            Outcome::HelperFailed | Outcome::WrongToken => entry.wait(now + self.limits.interval),
+            // One fault of ours must not punish the fleet.
+            Outcome::HelperFailed | Outcome::WrongToken | Outcome::Misconfigured => {
+                entry.wait(now + self.limits.interval);
+            }
             Outcome::Unreachable if is_excused => entry.wait(now),
             Outcome::Unreachable | Outcome::Refused | Outcome::Failed => {
                 entry.failures = entry.failures.saturating_add(1);
@@ -927,6 +930,7 @@ pub fn tally(outcome: &Outcome) -> Tally {
         Outcome::Busy => own("busy"),
         Outcome::HelperFailed => bad("helper_failed"),
         Outcome::WrongToken => bad("wrong_token"),
+        Outcome::Misconfigured => bad("misconfigured"),
         Outcome::Unreachable => bad("unreachable"),
         Outcome::Refused => bad("refused"),
         Outcome::Failed => bad("failed"),
@@ -1086,6 +1090,7 @@ mod tests {
         check_outcome(|_| Outcome::Busy, "", "busy", "Waiting 120");
         check_outcome(|_| Outcome::HelperFailed, "error", "helper_failed", "Waiting 60");
         check_outcome(|_| Outcome::WrongToken, "error", "wrong_token", "Waiting 60");
+        check_outcome(|_| Outcome::Misconfigured, "error", "misconfigured", "Waiting 60");
         check_outcome(|_| Outcome::Unreachable, "error", "unreachable", "Waiting 0");
         check_outcome(|_| Outcome::Refused, "error", "refused", "Waiting 0");
         check_outcome(|_| Outcome::Failed, "error", "failed", "Waiting 0");
@@ -1145,7 +1150,7 @@ mod tests {
 
     #[test]
     fn faults_of_ours_never_grow() {
-        for outcome in [Outcome::HelperFailed, Outcome::WrongToken] {
+        for outcome in [Outcome::HelperFailed, Outcome::WrongToken, Outcome::Misconfigured] {
             let mut world = World::new();
             for _ in 0..10 {
                 world.work(OPERATOR);
@@ -1161,6 +1166,7 @@ mod tests {
         check_row_ends(Outcome::Deferred, true);
         check_row_ends(Outcome::Busy, false);
         check_row_ends(Outcome::HelperFailed, false);
+        check_row_ends(Outcome::Misconfigured, false);
         check_row_ends(Outcome::Stopped(Closed::Deadline), false);
     }
 

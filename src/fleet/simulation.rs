@@ -193,6 +193,7 @@ enum Trouble {
     Fails,
     Refused,
     WrongToken,
+    Misconfigured,
     HelperFails,
     Deferred,
     Busy,
@@ -205,12 +206,13 @@ enum Trouble {
 }
 
 impl Trouble {
-    const ALL: [Trouble; 14] = [
+    const ALL: [Trouble; 15] = [
         Trouble::Gone,
         Trouble::Silent,
         Trouble::Fails,
         Trouble::Refused,
         Trouble::WrongToken,
+        Trouble::Misconfigured,
         Trouble::HelperFails,
         Trouble::Deferred,
         Trouble::Busy,
@@ -286,6 +288,7 @@ impl Seen {
             "busy",
             "helper_failed",
             "wrong_token",
+            "misconfigured",
             "unreachable",
             "refused",
             "failed",
@@ -826,6 +829,7 @@ impl Simulation {
             (Action::Jwt, Some(Trouble::Fails)) => Err(Outcome::Failed),
             (Action::Jwt, Some(Trouble::Refused)) => Err(Outcome::Refused),
             (Action::Jwt, Some(Trouble::WrongToken)) => Err(Outcome::WrongToken),
+            (Action::Jwt, Some(Trouble::Misconfigured)) => Err(Outcome::Misconfigured),
             (Action::Jwt, Some(Trouble::NotProvisioning)) => Err(Outcome::NotProvisioning),
             (Action::Jwt, Some(Trouble::Reboots)) => {
                 node.is_up = false;

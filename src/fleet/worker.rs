@@ -34,8 +34,8 @@ use crate::shutdown::Never;
 pub const SEATS_PER_PERMIT: usize = 8;
 /// JSON nested as deep as the parser allows must fit, also without optimisation; untouched pages cost nothing.
 const STACK_BYTES: usize = 1 << 20;
-/// A token that no node knows must be seen by an operator, but not once a node.
-const WRONG_TOKEN_LOG: Duration = Duration::from_secs(60);
+/// A fault of ours that stops every node must be seen by an operator, but not once a node.
+const OUR_FAULT_LOG: Duration = Duration::from_secs(60);
 
 /// One node to provision.
 pub struct Job {
@@ -77,8 +77,8 @@ impl Workers {
         let (jobs, waiting) = bounded(seats_max);
         let permits = Permits::new(active_max, seats_max);
         let seats = Arc::new(Seats::new(permits, freed, abort, metrics.clone()));
-        let wrong_token = Arc::new(Mutex::new(Seldom::every(WRONG_TOKEN_LOG)));
-        let worker = Worker { jobs: waiting, context, done, metrics, wrong_token };
+        let our_faults = Arc::new(OurFaults::new());
+        let worker = Worker { jobs: waiting, context, done, metrics, our_faults };
         let threads_failed = Seldom::every(Duration::from_secs(1));
         let mut workers = Workers { seats, worker, jobs, threads: Vec::new(), threads_failed };
         workers.start_thread()?;
@@ -131,7 +131,7 @@ struct Worker {
     context: Arc<node::Context>,
     done: Sender<Done>,
     metrics: Arc<Metrics>,
-    wrong_token: Arc<Mutex<Seldom>>,
+    our_faults: Arc<OurFaults>,
 }
 
 impl Worker {
@@ -145,7 +145,7 @@ impl Worker {
             drop(permit);
             let took = started.elapsed();
             self.metrics.node_duration_seconds.observe(took.as_secs_f64());
-            log_report(&key.identity, attempt, &report, took, &self.wrong_token);
+            log_report(&key.identity, attempt, &report, took, &self.our_faults);
             // The finisher outlives all workers; without it nobody needs to know.
             drop(self.done.send(Done { key, report }));
         }
@@ -158,18 +158,11 @@ fn log_report(
     attempt: u32,
     report: &Report,
     took: Duration,
-    wrong_token: &Mutex<Seldom>,
+    our_faults: &OurFaults,
 ) {
     let (node, reason) = (identity.as_str(), report.reason.as_str());
     let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-    if report.outcome == Outcome::WrongToken
-        && let Some(suppressed) = wrong_token.lock().now(Instant::now())
-    {
-        log::error!(
-            component = "hosts", node, suppressed;
-            "Nodes do not know our provisioning token: `token` must equal the claim `cht` of their provisioning JWT"
-        );
-    }
+    our_faults.log(node, report, Instant::now());
     match &report.outcome {
         Outcome::Provisioned { .. } => {
             log::info!(component = node, node, attempt, ms; "Provisioned {node}");
@@ -189,11 +182,47 @@ fn log_report(
         }
         Outcome::UpgradeStuck { .. }
         | Outcome::WrongToken
+        | Outcome::Misconfigured
         | Outcome::HelperFailed
         | Outcome::Unreachable
         | Outcome::Refused
         | Outcome::Failed => {
             log::warn!(component = node, node, attempt, ms; "Could not provision {node}: {reason}");
+        }
+    }
+}
+
+/// Faults of ours that stop every node, not one; each is said once in a while.
+struct OurFaults {
+    wrong_token: Mutex<Seldom>,
+    misconfigured: Mutex<Seldom>,
+}
+
+impl OurFaults {
+    fn new() -> OurFaults {
+        let seldom = || Mutex::new(Seldom::every(OUR_FAULT_LOG));
+        OurFaults { wrong_token: seldom(), misconfigured: seldom() }
+    }
+
+    fn log(&self, node: &str, report: &Report, now: Instant) {
+        match report.outcome {
+            Outcome::WrongToken => {
+                if let Some(suppressed) = self.wrong_token.lock().now(now) {
+                    log::error!(
+                        component = "hosts", node, suppressed;
+                        "Nodes do not know our provisioning token: `token` must equal the claim `cht` of their provisioning JWT"
+                    );
+                }
+            }
+            Outcome::Misconfigured => {
+                if let Some(suppressed) = self.misconfigured.lock().now(now) {
+                    log::error!(
+                        component = "hosts", node, suppressed;
+                        "No node can be provisioned: {}", report.reason
+                    );
+                }
+            }
+            _ => {}
         }
     }
 }

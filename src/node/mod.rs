@@ -414,12 +414,11 @@ impl Error {
             Error::Helper(error) if error.is_aborted() => Outcome::Stopped(Closed::Aborted),
             Error::Helper(_) | Error::BadAnswer(_) => Outcome::HelperFailed,
             Error::Deferred { .. } => Outcome::Deferred,
-            Error::TimeUp
-            | Error::Key(_)
+            Error::Key(_)
             | Error::NoVerifyKey
             | Error::VerifyKeyFile { .. }
-            | Error::VerifyKey { .. }
-            | Error::NoIssuer => Outcome::Failed,
+            | Error::VerifyKey { .. } => Outcome::Misconfigured,
+            Error::TimeUp | Error::NoIssuer => Outcome::Failed,
         }
     }
 }
@@ -572,6 +571,8 @@ pub enum Outcome {
     HelperFailed,
     /// The node does not know our provisioning token.
     WrongToken,
+    /// We lack something that every node needs, such as a key file.
+    Misconfigured,
     /// Nobody listens on the node's subject, or it never answered the inventory.
     Unreachable,
     /// A check of ours refused the node.
@@ -732,7 +733,7 @@ mod tests {
         ] {
             let mut site = Site::new(ALL_FEATURES, CONFIGURE);
             Arc::get_mut(&mut site.context.config).unwrap().jwt_verify_cert = source;
-            check(&site, Outcome::Failed, expected);
+            check(&site, Outcome::Misconfigured, expected);
             assert_eq!(site.actions(), ["inventory"]);
         }
     }
