@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
+use crate::shutdown::Never;
+
 /// After a reconnect, how long "no responders" says nothing about a node: the nodes are still coming back too.
 pub const RECONNECT_GRACE: Duration = Duration::from_secs(30);
 
@@ -90,6 +92,15 @@ pub struct Gate {
     core: Mutex<Core>,
     changed: Condvar,
     watchers: Mutex<Vec<Sender<()>>>,
+    /// Of the connection that there is; locked after `core`.
+    stay: Mutex<Option<Stay>>,
+}
+
+/// One connection from its beginning to its end; dropping it tells all who were given the receiver.
+#[derive(Debug)]
+struct Stay {
+    _connected: Sender<Never>,
+    lost: Receiver<Never>,
 }
 
 impl Gate {
@@ -99,6 +110,7 @@ impl Gate {
             core: Mutex::new(Core::new()),
             changed: Condvar::new(),
             watchers: Mutex::new(Vec::new()),
+            stay: Mutex::new(None),
         }
     }
 
@@ -178,6 +190,15 @@ impl Gate {
         self.core.lock().just_reconnected(now)
     }
 
+    /// Disconnects when the connection that there is now ends; without one it is disconnected already. What was asked
+    /// before that end may never be answered: a broker that goes keeps nothing.
+    pub fn lost(&self) -> Receiver<Never> {
+        match &*self.stay.lock() {
+            Some(stay) => stay.lost.clone(),
+            None => bounded(0).1,
+        }
+    }
+
     /// A channel that holds a token after any change since the last was taken; for a `select!` that must not block
     /// in [`wait_open`](Gate::wait_open).
     pub fn watch(&self) -> Receiver<()> {
@@ -187,12 +208,28 @@ impl Gate {
     }
 
     fn change(&self, change: impl FnOnce(&mut Core)) {
-        change(&mut self.core.lock());
+        {
+            let mut core = self.core.lock();
+            change(&mut core);
+            let mut stay = self.stay.lock();
+            if core.is_closed_by(Reason::Disconnected) {
+                *stay = None;
+            } else {
+                stay.get_or_insert_with(Stay::new);
+            }
+        }
         self.changed.notify_all();
         // A full channel holds the news already; a closed one has nobody left to tell.
         self.watchers.lock().retain(|watcher| {
             !matches!(watcher.try_send(()), Err(crossbeam_channel::TrySendError::Disconnected(())))
         });
+    }
+}
+
+impl Stay {
+    fn new() -> Stay {
+        let (connected, lost) = bounded(0);
+        Stay { _connected: connected, lost }
     }
 }
 
@@ -342,6 +379,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::shutdown::is_over;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -489,6 +527,24 @@ mod tests {
             stop(&gate);
             assert_eq!(result(&waiting), Err(expected));
         }
+    }
+
+    #[test]
+    fn only_the_end_of_the_connection_that_there_was_is_told() {
+        let gate = Gate::new();
+        assert!(is_over(&gate.lost()), "there is none yet");
+        gate.open(Reason::Disconnected);
+        let first = gate.lost();
+        gate.close(Reason::Operator);
+        gate.open(Reason::Operator);
+        gate.open(Reason::Disconnected);
+        gate.end_term();
+        assert!(!is_over(&first) && !is_over(&gate.lost()));
+        gate.close(Reason::Disconnected);
+        assert!(is_over(&first) && is_over(&gate.lost()));
+        gate.open(Reason::Disconnected);
+        assert!(is_over(&first), "what is lost stays lost");
+        assert!(!is_over(&gate.lost()));
     }
 
     #[test]

@@ -314,6 +314,7 @@ fn is_gone(error: &rpc::Error) -> bool {
     match error {
         rpc::Error::Unreachable { .. }
         | rpc::Error::Silent { .. }
+        | rpc::Error::Lost { .. }
         | rpc::Error::GivenUp { .. }
         | rpc::Error::Deadline { .. }
         | rpc::Error::Send(SendError(PublishError::Disconnected | PublishError::Closed)) => true,
@@ -428,8 +429,20 @@ fn rpc_outcome(action: Action, error: &rpc::Error, gate: &Gate) -> Outcome {
         rpc::Error::Contradicted(_) => Outcome::Refused,
         rpc::Error::Stopped(closed) => Outcome::Stopped(*closed),
         rpc::Error::Unreachable { .. } => Outcome::Unreachable,
+        rpc::Error::Lost { .. } => Outcome::Stopped(Closed::Deadline),
         rpc::Error::Deadline { .. } if gate.reasons().contains(&Reason::Disconnected) => {
             Outcome::Stopped(Closed::Deadline)
+        }
+        // Its time went by while the broker or the node was away.
+        rpc::Error::Deadline { last: Some(last), .. }
+            if matches!(
+                **last,
+                rpc::Error::Lost { .. }
+                    | rpc::Error::Unreachable { .. }
+                    | rpc::Error::Send(SendError(PublishError::Disconnected))
+            ) =>
+        {
+            rpc_outcome(action, last, gate)
         }
         rpc::Error::Silent { .. } | rpc::Error::GivenUp { .. } | rpc::Error::Deadline { .. } => {
             if action == Action::Inventory {
@@ -1137,6 +1150,28 @@ mod tests {
         });
         let report = provision(&site.context, probed, &mut Calm::new());
         assert_eq!(report.outcome, Outcome::Stopped(Closed::Deadline), "{report:?}");
+    }
+
+    #[test]
+    fn what_the_broker_took_is_not_the_nodes_fault() {
+        let gate = Gate::new();
+        gate.open(Reason::Disconnected);
+        let lost = rpc::Error::Lost { tries: 2 };
+        let unreachable = rpc::Error::Unreachable { tries: 2 };
+        let silent = rpc::Error::Silent { tries: 2 };
+        let late = |last: &rpc::Error| rpc::Error::Deadline {
+            tries: 3,
+            last: Some(Box::new(last.clone())),
+        };
+        let stopped = Outcome::Stopped(Closed::Deadline);
+        for (error, expected) in [
+            (&lost, &stopped),
+            (&late(&lost), &stopped),
+            (&late(&unreachable), &Outcome::Unreachable),
+            (&late(&silent), &Outcome::Failed),
+        ] {
+            assert_eq!(rpc_outcome(Action::Configure, error, &gate), *expected, "{error:?}");
+        }
     }
 
     #[test]

@@ -73,6 +73,12 @@ impl Action {
         name
     }
 
+    /// Whether a request that the node may have heard is never sent again: silence may be a slow download, which a second
+    /// request would repeat.
+    pub fn is_sent_once(self) -> bool {
+        self == Action::ReleaseUpdate
+    }
+
     /// How long to wait for an answer: as long as the node may take, and `discovery_timeout` for the way.
     pub fn timeout(self, discovery_timeout: Duration) -> Duration {
         let agent = if self == Action::Inventory { 2 } else { 20 };

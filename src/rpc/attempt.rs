@@ -11,6 +11,10 @@
 //! | second one to an id, equal in action, status and data | no; counted |
 //! | second one that differs, or answers lost in a flood | fails the attempt: another machine has this name, or somebody forges |
 //!
+//! A broker that goes takes with it what was under way. When the connection ends under a try, its answer gets a moment
+//! once we are connected again, for a node that publishes it when it is back itself; then the node is asked again at once.
+//! That try counts for nothing but to be heard late; `release_update` alone is never asked again.
+//!
 //! What fails the attempt is kept until somebody asks, [`Attempt::contradicted`], and stops further calls; but once
 //! `configure` was sent the node is brought to its end.
 
@@ -18,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender as Channel, at, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender as Channel, at, bounded, never, select_biased};
 use openssl::sha::Sha256;
 
 use crate::gate::{Closed, Gate, Term};
@@ -27,7 +31,7 @@ use crate::protocol::json::excerpt;
 use crate::rpc::actions::{Action, BadReply, Body, Call};
 use crate::rpc::retry::{Failure, Retry, Verdict};
 use crate::rpc::{Answer, Arrival, Registration, Rpc, SendError, Unexpected};
-use crate::shutdown::Never;
+use crate::shutdown::{Never, is_over};
 use crate::transport::PublishError;
 
 /// Answers to all requests of one attempt that may wait to be read.
@@ -35,6 +39,14 @@ const ARRIVALS_MAX: usize = 16;
 
 /// A node that has not answered for this long gives its permit to another.
 const SILENCE: Duration = Duration::from_secs(3);
+
+/// After a reconnect, how long an answer may still come to what was asked before. A node sends what it could not when it is
+/// back; one that is later than that hears the question once more.
+const LOST_GRACE: Duration = Duration::from_secs(1);
+
+/// The same for `restart`. A node that heard it is deaf for the 2 s until it leaves, so only then can be told who did not
+/// hear it.
+const LEFT_AFTER: Duration = Duration::from_secs(3);
 
 /// Once configured, how long a node waits for the connection to come back: its restart is owed to it.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -93,6 +105,8 @@ pub struct Attempt<'a> {
     patience: &'a mut dyn Patience,
     timing: Timing,
     random: fastrand::Rng,
+    /// Disconnects when the connection that we began with ends.
+    connection: Receiver<Never>,
 
     sink: Channel<Arrival>,
     arrivals: Receiver<Arrival>,
@@ -127,11 +141,17 @@ type Fingerprint = [u8; 32];
 #[derive(Clone, Copy)]
 struct Timing {
     silence: Duration,
+    grace: fn(Action) -> Duration,
     timeout: fn(Action, Duration) -> Duration,
     pause: fn(Duration) -> Duration,
 }
 
-const TIMING: Timing = Timing { silence: SILENCE, timeout: Action::timeout, pause: |pause| pause };
+const TIMING: Timing =
+    Timing { silence: SILENCE, grace: lost_grace, timeout: Action::timeout, pause: |pause| pause };
+
+fn lost_grace(action: Action) -> Duration {
+    if action == Action::Restart { LEFT_AFTER } else { LOST_GRACE }
+}
 
 /// The first acceptable answer to one of our requests.
 struct Heard {
@@ -151,6 +171,8 @@ enum Event {
 /// What ended a wait.
 enum Wake {
     Arrival(Arrival),
+    /// The connection ended.
+    Lost,
     Time,
 }
 
@@ -163,6 +185,8 @@ struct Calling<'c, C: Call, T> {
     tries: u32,
     /// Why the last try that failed did.
     last: Option<Error>,
+    /// The connection took a try with it.
+    has_lost: bool,
 }
 
 /// How a try ended.
@@ -206,6 +230,7 @@ impl<'a> Attempt<'a> {
             patience,
             timing: TIMING,
             random: fastrand::Rng::new(),
+            connection: gate.lost(),
             sink,
             arrivals,
             sent: Vec::new(),
@@ -247,7 +272,7 @@ impl<'a> Attempt<'a> {
     /// [`Error::Stopped`], [`Error::GivenUp`] or [`Error::Deadline`].
     pub fn listen(&mut self, time: Duration) -> Result<(), Error> {
         let until = Instant::now() + time;
-        while let Wake::Arrival(arrival) = self.wait(until)? {
+        while let Wake::Arrival(arrival) = self.wait(until, &never())? {
             self.hear(arrival);
         }
         Ok(())
@@ -266,7 +291,8 @@ impl<'a> Attempt<'a> {
         check: &mut dyn FnMut(&C, C::Reply) -> Checked<T>,
     ) -> Result<T, Error> {
         let first = self.sent.len();
-        let mut calling = Calling { requests: Vec::new(), check, first, tries: 0, last: None };
+        let requests = Vec::new();
+        let mut calling = Calling { requests, check, first, tries: 0, last: None, has_lost: false };
         let result = self.run(request, &mut calling);
         match &result {
             Ok(_) => self.supersede(C::ACTION, first),
@@ -310,11 +336,16 @@ impl<'a> Attempt<'a> {
                 return Err(Error::Contradicted(*contradiction));
             }
         }
-        let now = Instant::now();
-        if self.deadline.is_some_and(|deadline| now >= deadline) {
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(Error::Deadline { tries: 0, last: None });
         }
-        match self.gate.proceed(self.term, self.deadline.unwrap_or(now + WITHOUT_DEADLINE)) {
+        self.pass_gate()
+    }
+
+    /// Waits for the connection if there is none.
+    fn pass_gate(&self) -> Result<(), Error> {
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + WITHOUT_DEADLINE);
+        match self.gate.proceed(self.term, deadline) {
             Ok(()) => Ok(()),
             Err(Closed::Deadline) => Err(Error::Deadline { tries: 0, last: None }),
             Err(closed) => Err(Error::Stopped(closed)),
@@ -327,6 +358,7 @@ impl<'a> Attempt<'a> {
         calling: &mut Calling<'_, C, T>,
     ) -> Result<Ended<T>, Error> {
         let call = request(calling.tries + 1);
+        let lost = self.gate.lost();
         let adopted = if C::ACTION == Action::Inventory { self.adopted.take() } else { None };
         let (registration, early) = match adopted {
             Some(adopted) => (adopted.registration, adopted.arrivals),
@@ -352,9 +384,13 @@ impl<'a> Attempt<'a> {
         });
         let mut early = early.into_iter();
         let mut answered_at = None;
-        let ended = self.await_answer(calling, sent_at, &mut early, &mut answered_at);
+        let ended = self.await_answer(calling, sent_at, lost, &mut early, &mut answered_at);
         for arrival in early {
             self.hear(arrival);
+        }
+        if let Ok(Ended::Failed(Failed { failure: Failure::Lost, .. })) = ended {
+            // That was the broker's time.
+            return ended;
         }
         let end = answered_at.unwrap_or_else(Instant::now);
         let time = end.saturating_duration_since(sent_at);
@@ -366,13 +402,15 @@ impl<'a> Attempt<'a> {
         &mut self,
         calling: &mut Calling<'_, C, T>,
         sent_at: Instant,
+        mut lost: Receiver<Never>,
         early: &mut dyn Iterator<Item = Arrival>,
         answered_at: &mut Option<Instant>,
     ) -> Result<Ended<T>, Error> {
         let current = self.sent.len() - 1;
-        let end = sent_at + (self.timing.timeout)(C::ACTION, self.discovery_timeout);
+        let mut end = sent_at + (self.timing.timeout)(C::ACTION, self.discovery_timeout);
         let now = Instant::now();
-        let (rest, silence) = (now + REST_AFTER, now + self.timing.silence);
+        let (rest, mut silence) = (now + REST_AFTER, now + self.timing.silence);
+        let mut is_lost = false;
         loop {
             let until = match self.quiet {
                 Quiet::Awake => end.min(rest),
@@ -381,17 +419,31 @@ impl<'a> Attempt<'a> {
             };
             let wake = match early.next() {
                 Some(arrival) => Wake::Arrival(arrival),
-                None => self.wait(until)?,
+                None => self.wait(until, &lost)?,
             };
             let event = match wake {
                 Wake::Arrival(arrival) => self.hear(arrival),
+                Wake::Lost => {
+                    self.pass_gate()?;
+                    (lost, is_lost) = (never(), true);
+                    let back = Instant::now();
+                    calling.has_lost = true;
+                    silence = back + self.timing.silence;
+                    let grace = back + (self.timing.grace)(C::ACTION);
+                    // What is not asked again may as well have its time.
+                    end = if C::ACTION.is_sent_once() { end.max(grace) } else { grace };
+                    continue;
+                }
                 Wake::Time if until < end => {
                     self.grow_quiet();
                     continue;
                 }
                 Wake::Time => {
-                    let error = Error::Silent { tries: calling.tries };
-                    let failure = Failure::Silent;
+                    let tries = calling.tries;
+                    let (failure, error) = match is_lost {
+                        true => (Failure::Lost, Error::Lost { tries }),
+                        false => (Failure::Silent, Error::Silent { tries }),
+                    };
                     return Ok(Ended::Failed(Failed { failure, error, result: None }));
                 }
             };
@@ -408,12 +460,22 @@ impl<'a> Attempt<'a> {
                 }
                 Event::NoResponders { index } if index == current => {
                     let error = Error::Unreachable { tries: calling.tries };
-                    let failure = Failure::NoResponders;
+                    let failure = match self.may_be_coming_back(calling) {
+                        true => Failure::ComingBack,
+                        false => Failure::NoResponders,
+                    };
                     return Ok(Ended::Failed(Failed { failure, error, result: None }));
                 }
                 Event::NoResponders { .. } | Event::Nothing => {}
             }
         }
+    }
+
+    /// Whether the connection has just come back, and so perhaps not yet the node's. One that was found since then was
+    /// there already.
+    fn may_be_coming_back<C: Call, T>(&self, calling: &Calling<'_, C, T>) -> bool {
+        let may_have_left = C::ACTION == Action::Restart && calling.has_lost;
+        !may_have_left && is_over(&self.connection) && self.gate.just_reconnected(Instant::now())
     }
 
     /// The node has been quiet for a while longer.
@@ -437,7 +499,7 @@ impl<'a> Attempt<'a> {
             self.grow_quiet();
         }
         let until = Instant::now() + (self.timing.pause)(pause);
-        while let Wake::Arrival(arrival) = self.wait(until)? {
+        while let Wake::Arrival(arrival) = self.wait(until, &never())? {
             let Event::Heard(heard) = self.hear(arrival) else { continue };
             match self.judge(calling, heard)? {
                 None => {}
@@ -540,8 +602,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Waits for the next arrival, at most until `until`. Aborting must not lose against a steady stream of answers.
-    fn wait(&self, until: Instant) -> Result<Wake, Error> {
+    /// Waits for the next arrival, at most until `until` or until `lost` disconnects. Aborting must not lose against a steady stream of answers.
+    fn wait(&self, until: Instant, lost: &Receiver<Never>) -> Result<Wake, Error> {
         let end = self.deadline.map_or(until, |deadline| deadline.min(until));
         select_biased! {
             recv(self.abort) -> _ => Err(Error::Stopped(Closed::Aborted)),
@@ -549,6 +611,7 @@ impl<'a> Attempt<'a> {
             recv(self.arrivals) -> arrival => {
                 Ok(Wake::Arrival(arrival.expect("this attempt holds a sender itself")))
             }
+            recv(lost) -> _ => Ok(Wake::Lost),
             recv(at(end)) -> _ => {
                 if end < until { Err(Error::Deadline { tries: 0, last: None }) } else { Ok(Wake::Time) }
             }
@@ -677,6 +740,11 @@ pub enum Error {
         /// Requests sent.
         tries: u32,
     },
+    /// The connection to the broker ended before the answer came.
+    Lost {
+        /// Requests sent.
+        tries: u32,
+    },
     /// The node said no.
     Refused {
         /// The status code, never 0.
@@ -724,6 +792,7 @@ impl Error {
             | Error::Deadline { tries, .. }
             | Error::Unreachable { tries }
             | Error::Silent { tries }
+            | Error::Lost { tries }
             | Error::Refused { tries, .. }
             | Error::BadReply { tries, .. } => *tries,
             Error::Contradicted(_) | Error::Stopped(_) | Error::Send(_) => 0,
@@ -755,6 +824,9 @@ impl fmt::Display for Error {
                 write!(f, "nobody listens on the node's subject, after {}", Tries(*tries))
             }
             Error::Silent { tries } => write!(f, "no answer, after {}", Tries(*tries)),
+            Error::Lost { tries } => {
+                write!(f, "the connection was lost before the answer came, after {}", Tries(*tries))
+            }
             Error::Refused { code, message, tries } => {
                 write!(f, "refused with status {code}: {message} ({})", Tries(*tries))
             }
@@ -779,6 +851,7 @@ impl std::error::Error for Error {
             | Error::GivenUp { .. }
             | Error::Unreachable { .. }
             | Error::Silent { .. }
+            | Error::Lost { .. }
             | Error::Refused { .. } => None,
         }
     }
@@ -813,6 +886,7 @@ mod tests {
     /// Time-outs of some milliseconds; a node that answers does so before its request has left.
     const FAST: Timing = Timing {
         silence: Duration::from_millis(5),
+        grace: |_| Duration::from_millis(10),
         timeout: |_, _| Duration::from_millis(20),
         pause: |pause| pause / 1000,
     };
@@ -820,14 +894,14 @@ mod tests {
     struct Bench {
         net: Net,
         node: Identity,
-        gate: Gate,
+        gate: Arc<Gate>,
         abort: Option<Channel<Never>>,
         aborted: Receiver<Never>,
     }
 
     impl Bench {
         fn new() -> Bench {
-            let gate = Gate::new();
+            let gate = Arc::new(Gate::new());
             gate.open(Reason::Disconnected);
             let (abort, aborted) = bounded(0);
             let node = Identity::parse(NODE).unwrap();
@@ -1544,6 +1618,134 @@ mod tests {
         let error = jwt(&mut bench.attempt(&mut calm)).unwrap_err();
         assert_eq!(error, Error::Stopped(Closed::TermEnded));
         assert_eq!(bench.net.asked().len(), 1);
+    }
+
+    impl Bench {
+        /// Lets the connection end and come back under the first `lost` requests, which nobody answers; `answer` says
+        /// what comes for the later ones, numbered from 1.
+        fn lose(
+            &self,
+            lost: u32,
+            mut answer: impl FnMut(u32, &Asked) -> Vec<crate::transport::Message> + Send + 'static,
+        ) {
+            let gate = self.gate.clone();
+            self.net.answer(move |n, asked| {
+                if n > lost {
+                    return answer(n - lost, asked);
+                }
+                gate.close(Reason::Disconnected);
+                gate.open(Reason::Disconnected);
+                vec![]
+            });
+        }
+    }
+
+    /// Nobody waits this long in a test.
+    const PATIENT: Timing = Timing { timeout: |_, _| Duration::from_secs(600), ..FAST };
+
+    #[test]
+    fn a_request_lost_with_the_connection_is_sent_again_and_counts_as_no_try() {
+        for action in Action::ALL.into_iter().filter(|action| !action.is_sent_once()) {
+            let bench = Bench::new();
+            bench.lose(1, move |_, asked| vec![asked.reply(&good_body(action))]);
+            let mut calm = Calm::new();
+            let mut attempt = bench.attempt(&mut calm);
+            attempt.timing = PATIENT;
+            assert_eq!(call(&mut attempt, action), Ok(()), "{action}");
+            assert_eq!(attempt.contradicted(), None);
+            assert_eq!(bench.net.asked().len(), 2);
+
+            let bench = Bench::new();
+            bench.lose(2, |_, _| vec![]);
+            let error = call(&mut bench.attempt(&mut calm), action).unwrap_err();
+            assert_eq!(error, Error::Silent { tries: 2 + tries_of(action) }, "{action}");
+        }
+    }
+
+    #[test]
+    fn an_update_lost_with_the_connection_is_not_sent_again() {
+        let bench = Bench::new();
+        bench.lose(1, |_, _| vec![]);
+        let mut calm = Calm::new();
+        let error = call(&mut bench.attempt(&mut calm), Action::ReleaseUpdate).unwrap_err();
+        assert_eq!(error, Error::Lost { tries: 1 });
+        assert_eq!(bench.net.asked().len(), 1);
+    }
+
+    #[test]
+    fn a_connection_that_never_holds_ends_the_call() {
+        let bench = Bench::new();
+        bench.lose(u32::MAX, |_, _| vec![]);
+        let mut calm = Calm::new();
+        let mut attempt = bench.attempt(&mut calm);
+        attempt.timing = PATIENT;
+        let error = call(&mut attempt, Action::Restart).unwrap_err();
+        assert_eq!(error, Error::Lost { tries: 10 });
+    }
+
+    #[test]
+    fn an_answer_that_comes_soon_after_the_reconnect_counts() {
+        for action in Action::ALL {
+            let bench = Bench::new();
+            let (sent, asked) = bounded(1);
+            let gate = bench.gate.clone();
+            bench.net.answer(move |_, asked| {
+                gate.close(Reason::Disconnected);
+                sent.send(asked.clone()).unwrap();
+                vec![]
+            });
+            let (memory, gate) = (bench.net.memory.clone(), bench.gate.clone());
+            let node = thread::spawn(move || {
+                let asked: Asked = asked.recv().unwrap();
+                gate.open(Reason::Disconnected);
+                memory.deliver_message(asked.reply(&good_body(action)));
+            });
+            let mut calm = Calm::new();
+            let mut attempt = bench.attempt(&mut calm);
+            attempt.timing = Timing { grace: |_| Duration::from_secs(600), ..PATIENT };
+            assert_eq!(call(&mut attempt, action), Ok(()), "{action}");
+            assert_eq!(bench.net.asked().len(), 1);
+            node.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lost_request_is_not_given_up_while_there_is_no_connection() {
+        let bench = Bench::new();
+        let gate = bench.gate.clone();
+        bench.net.answer(move |_, _| {
+            gate.close(Reason::Disconnected);
+            vec![]
+        });
+        let mut calm = Calm::new();
+        let mut attempt = bench.attempt(&mut calm);
+        // Both have ended long before the node's own time.
+        attempt.timing = FAST;
+        attempt.deadline = Some(Instant::now() + Duration::from_millis(200));
+        let error = call(&mut attempt, Action::GenCsr).unwrap_err();
+        assert_eq!(error, Error::Deadline { tries: 1, last: None });
+    }
+
+    #[test]
+    fn after_a_reconnect_a_node_that_is_not_back_yet_is_asked_until_it_is() {
+        let bench = Bench::new();
+        bench.lose(1, |n, asked| match n {
+            1..=5 => vec![asked.no_responders()],
+            _ => vec![asked.reply(&good_body(Action::Configure))],
+        });
+        let mut calm = Calm::new();
+        assert_eq!(call(&mut bench.attempt(&mut calm), Action::Configure), Ok(()));
+        assert_eq!(bench.net.asked().len(), 7);
+
+        // One that may have restarted is not waited for.
+        bench.lose(1, |_, asked| vec![asked.no_responders()]);
+        let error = call(&mut bench.attempt(&mut calm), Action::Restart).unwrap_err();
+        assert_eq!(error, Error::Unreachable { tries: 3 });
+
+        // A node that was found since then was back already.
+        bench.net.answer(|_, asked| vec![asked.no_responders()]);
+        let error = call(&mut bench.attempt(&mut calm), Action::Configure).unwrap_err();
+        assert_eq!(error, Error::Unreachable { tries: 2 });
     }
 
     #[test]

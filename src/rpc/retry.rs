@@ -13,6 +13,16 @@ const PAUSES_MS: [u64; 11] = [500, 750, 1000, 1500, 2000, 2500, 3000, 3500, 4000
 /// After "no responders": a node that is restarting, or whose subscription is still on its way, gets this long.
 const NO_RESPONDERS_PAUSE: Duration = Duration::from_secs(2);
 
+/// The same while the nodes are still coming back after a reconnect.
+const COMING_BACK_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a call may ask for a node that is still coming back. A reconnect allows it for half a minute, so this is for
+/// a broker that comes and goes.
+const COMING_BACK_MAX: u32 = 90;
+
+/// Requests of one call that may be lost with the connection: a broker that ends as often is not worth more load.
+const LOST_MAX: u32 = 10;
+
 /// How often in a row a request may find no connection although the gate is open; each time is followed by a pause.
 const DISCONNECTED_MAX: u32 = 10;
 
@@ -23,6 +33,10 @@ pub enum Failure {
     Silent,
     /// The broker knows nobody who listens on the node's subject.
     NoResponders,
+    /// The same, so soon after a reconnect that the node may still be on its way back.
+    ComingBack,
+    /// The connection ended before the answer came, so that nobody knows what the node did.
+    Lost,
     /// The node answered with this status.
     Refused {
         /// Never 0.
@@ -61,8 +75,11 @@ pub enum Verdict {
 #[derive(Debug, Clone)]
 pub struct Retry {
     tries_max: u32,
+    is_sent_once: bool,
     failed: u32,
     no_responders: u32,
+    coming_back: u32,
+    lost: u32,
     once_more: bool,
     disconnected: u32,
 }
@@ -72,8 +89,11 @@ impl Retry {
     pub fn new(action: Action) -> Retry {
         Retry {
             tries_max: tries_max(action),
+            is_sent_once: action.is_sent_once(),
             failed: 0,
             no_responders: 0,
+            coming_back: 0,
+            lost: 0,
             once_more: false,
             disconnected: 0,
         }
@@ -89,6 +109,21 @@ impl Retry {
                     return Verdict::Stop;
                 }
                 Verdict::Again(NO_RESPONDERS_PAUSE)
+            }
+            Failure::ComingBack => {
+                self.coming_back += 1;
+                if self.coming_back >= COMING_BACK_MAX {
+                    return Verdict::Stop;
+                }
+                Verdict::Again(COMING_BACK_PAUSE)
+            }
+            // Whatever its tries are for, a call that lost one has it still to make.
+            Failure::Lost => {
+                self.lost += 1;
+                if self.is_sent_once || self.lost >= LOST_MAX {
+                    return Verdict::Stop;
+                }
+                Verdict::Again(Duration::ZERO)
             }
             Failure::Disconnected => {
                 self.disconnected += 1;
@@ -118,7 +153,6 @@ fn tries_max(action: Action) -> u32 {
         Action::Jwt | Action::Restart | Action::Shutdown => 3,
         // The node makes a new private key each time.
         Action::GenCsr => 1,
-        // Silence may be a slow download, which a second request would repeat.
         Action::ReleaseUpdate => 1,
     }
 }
@@ -174,6 +208,9 @@ mod tests {
             check_tries(action, Failure::NoResponders, 2);
             check_tries(action, Failure::OnceMore, tries.min(2));
             check_tries(action, Failure::Disconnected, DISCONNECTED_MAX);
+            check_tries(action, Failure::ComingBack, COMING_BACK_MAX);
+            let lost_max = if action.is_sent_once() { 1 } else { LOST_MAX };
+            check_tries(action, Failure::Lost, lost_max);
         }
     }
 
@@ -199,6 +236,19 @@ mod tests {
         assert!(pauses.iter().any(|pause| *pause < 400));
         assert!(pauses.iter().any(|pause| *pause > 1100));
         assert!(pause(1000, &mut random) < Duration::from_millis(7500));
+    }
+
+    #[test]
+    fn what_the_broker_lost_counts_as_no_try_and_is_asked_again_at_once() {
+        let mut random = random();
+        let mut retry = Retry::new(Action::GenCsr);
+        assert_eq!(retry.next(Failure::Lost, &mut random), Verdict::Again(Duration::ZERO));
+        assert_eq!(retry.next(Failure::ComingBack, &mut random), Verdict::Again(COMING_BACK_PAUSE));
+        assert_eq!(
+            retry.next(Failure::NoResponders, &mut random),
+            Verdict::Again(NO_RESPONDERS_PAUSE)
+        );
+        assert_eq!(retry.next(Failure::Silent, &mut random), Verdict::Stop);
     }
 
     #[test]

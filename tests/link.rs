@@ -1,0 +1,57 @@
+//! The connection to the broker ends under requests that are on their way.
+
+mod common;
+mod fleet;
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use common::{Daemon, NatsServer, SOON, wait_until, within};
+use fleet::{Action, Fleet};
+
+/// The nodes take their time, so that most of those in hand wait for an answer when the broker dies.
+const DELAY: Duration = Duration::from_millis(200);
+
+/// Without a wait of its own, what is left of the work takes two or three seconds.
+const SHORT: Duration = Duration::from_secs(12);
+
+#[test]
+fn nobody_waits_for_an_answer_that_went_with_the_broker() {
+    let mut broker = NatsServer::start();
+    let mut daemon = Daemon::builder(&broker.address())
+        .set("workers", "16")
+        // Nothing but what a reconnect does by itself.
+        .set("interval", "1h")
+        .feature("pki", "true")
+        .start();
+    wait_until(SOON, "it has begun", || daemon.metric("discover_cycles") >= 1.0);
+    let fleet = Fleet::builder(&broker.url()).nodes(200).delay(DELAY).pki().start();
+    fleet.wait_provisioned(60, within(SOON)).expect("a third is done");
+
+    broker.kill();
+    // What was handled on the node but whose answer the daemon cannot have seen may be done again.
+    let open: HashSet<String> = fleet
+        .iter()
+        .filter(|node| node.times_configured() == 1 && node.times_restarted() == 0)
+        .map(|node| node.identity())
+        .collect();
+    assert!(fleet.provisioned() < 200, "the broker was killed too late");
+    wait_until(SOON, "the daemon notices", || daemon.metric("broker_connected") == 0.0);
+    broker.restart();
+    wait_until(SOON, "the daemon is back", || daemon.metric("broker_connected") == 1.0);
+    let back = Instant::now();
+
+    fleet.wait_all_provisioned(back + SHORT).expect("all are provisioned");
+    wait_until(SHORT, "all are counted", || daemon.metric("provisioned") >= 200.0);
+    let metrics = daemon.metrics();
+    assert_eq!(metrics.sum("provisioned"), 200.0, "{metrics:?}");
+    assert_eq!(metrics.sum("provision_errors"), 0.0, "{metrics:?}");
+    assert_eq!(metrics.sum("waiting_retry_nodes"), 0.0, "nobody waits because of it");
+    for node in fleet.iter() {
+        let most = if open.contains(&node.identity()) { 2 } else { 1 };
+        assert!(node.times_configured() <= most, "{}", node.describe());
+        assert!(node.times_asked(Action::GenCsr) <= 2, "{}", node.describe());
+    }
+    assert_eq!(fleet.violations(), [""; 0]);
+    assert!(daemon.stop().success());
+}
