@@ -27,7 +27,7 @@
 //! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
 //! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
-//! * [`transport`]: the connection to the broker.
+//! * [`transport`]: the connection to the broker. [`dns`]: where brokers are, and who we are, when no file says so.
 //! * [`gate`]: every reason not to act. [`metrics`] and [`ops`]: what operators see.
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
@@ -60,6 +60,7 @@ pub mod pki;
 pub mod protocol;
 pub mod version;
 
+pub mod dns;
 pub mod transport;
 
 pub mod gate;
