@@ -247,11 +247,8 @@ fn query(id: u16, question: &Question<'_>) -> simple_dns::Result<Vec<u8>> {
     query.set_flags(PacketFlag::RECURSION_DESIRED);
     query.questions.push(question.clone());
     // Without saying so we would get 512 bytes at most.
-    *query.opt_mut() = Some(OPT {
-        opt_codes: Vec::new(),
-        udp_packet_size: PACKET_WANTED,
-        version: 0,
-    });
+    *query.opt_mut() =
+        Some(OPT { opt_codes: Vec::new(), udp_packet_size: PACKET_WANTED, version: 0 });
     query.build_bytes_vec()
 }
 
@@ -267,10 +264,8 @@ fn read<T>(
     if header[..2] != id.to_be_bytes() {
         return None;
     }
-    let promised: usize = header[4..]
-        .chunks(2)
-        .map(|count| usize::from(count[0]) << 8 | usize::from(count[1]))
-        .sum();
+    let promised: usize =
+        header[4..].chunks(2).map(|count| usize::from(count[0]) << 8 | usize::from(count[1])).sum();
     if promised > bytes.len() / QUESTION_LEN_LEAST {
         return Some(Err(Error::Malformed));
     }
@@ -388,15 +383,12 @@ pub(crate) mod testing {
 
         /// One that answers with the SRV records that `records` has for the name asked for.
         pub fn with_services(
-            records: impl Fn(&str) -> Vec<(u16, u16, u16, &'static str)> + Send + 'static,
+            mut records: impl FnMut(&str) -> Vec<(u16, u16, u16, &'static str)> + Send + 'static,
         ) -> Server {
             Server::start(move |name, query| {
                 let mut reply = reply(query);
-                let name = Name::new(name).unwrap();
-                for (priority, weight, port, target) in records(&name.to_string()) {
-                    let target = Name::new(target).unwrap();
-                    let data = RData::SRV(SRV { priority, weight, port, target });
-                    reply.answers.push(ResourceRecord::new(name.clone(), CLASS::IN, 5, data));
+                for (priority, weight, port, target) in records(name) {
+                    reply.answers.push(service(name, priority, weight, port, target));
                 }
                 vec![reply.build_bytes_vec_compressed().unwrap()]
             })
@@ -418,6 +410,19 @@ pub(crate) mod testing {
             socket.send_to(&[], self.address).unwrap();
             self.thread.take().unwrap().join().unwrap();
         }
+    }
+
+    /// An SRV record.
+    pub fn service<'a>(
+        name: &'a str,
+        priority: u16,
+        weight: u16,
+        port: u16,
+        target: &'a str,
+    ) -> ResourceRecord<'a> {
+        let target = Name::new(target).unwrap();
+        let data = RData::SRV(SRV { priority, weight, port, target });
+        ResourceRecord::new(Name::new(name).unwrap(), CLASS::IN, 5, data)
     }
 
     /// A good answer to `query` without any record.

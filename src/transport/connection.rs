@@ -35,7 +35,7 @@ use crate::transport::connection::keeper::Keeper;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::{BrokerError, ErrorKind, Errors};
 use crate::transport::outbox::{Gone, Wire};
-use crate::transport::servers::{Pool, ServerAddress};
+use crate::transport::servers::{Brokers, Pool, ServerAddress};
 use crate::transport::wire::{self, Info};
 use crate::transport::{Handler, Link, Publish, PublishError, Subscription, Transport};
 
@@ -47,13 +47,15 @@ const COMPONENT: &str = "broker";
 /// How to connect.
 pub struct Options {
     /// Brokers to try; at least one.
-    pub servers: Vec<ServerAddress>,
+    pub brokers: Brokers,
     /// Our name in the broker's list of connections.
     pub name: String,
     /// User and password.
     pub user: Option<(String, Secret)>,
     /// For the look-up of a name, and for the connection to each of its addresses; 2 s by default.
     pub connect_timeout: Duration,
+    /// How long what DNS says of brokers is used again; 5 s by default.
+    pub srv_fresh: Duration,
     /// From the connection until the broker has accepted us, and then until it has our subscriptions; 5 s by default.
     pub handshake_timeout: Duration,
     /// For what is written at once; a broker that reads nothing that long is gone; 10 s by default.
@@ -72,12 +74,13 @@ pub struct Options {
 
 impl Options {
     /// Defaults for all but the arguments.
-    pub fn new(servers: Vec<ServerAddress>, name: &str, metrics: Arc<Metrics>) -> Options {
+    pub fn new(brokers: impl Into<Brokers>, name: &str, metrics: Arc<Metrics>) -> Options {
         Options {
-            servers,
+            brokers: brokers.into(),
             name: name.to_owned(),
             user: None,
             connect_timeout: Duration::from_secs(2),
+            srv_fresh: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(30),
@@ -91,7 +94,7 @@ impl Options {
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options").field("servers", &self.servers).finish_non_exhaustive()
+        f.debug_struct("Options").field("brokers", &self.brokers).finish_non_exhaustive()
     }
 }
 
@@ -136,11 +139,13 @@ impl Connection {
     ///
     /// [`StartError`].
     pub fn start(options: Options) -> Result<Arc<Connection>, StartError> {
-        if options.servers.is_empty() {
-            return Err(StartError::NoServers);
-        }
+        let listed = match &options.brokers {
+            Brokers::Listed(none) if none.is_empty() => return Err(StartError::NoServers),
+            Brokers::Listed(servers) => servers.clone(),
+            Brokers::Srv(_) => Vec::new(),
+        };
         let mut random = fastrand::Rng::new();
-        let pool = Pool::new(options.servers.clone(), &mut random);
+        let pool = Pool::new(listed, &mut random);
         let (stop, stopped) = bounded(0);
         let shared = Arc::new(Shared {
             options,

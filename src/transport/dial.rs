@@ -85,25 +85,39 @@ impl Resolver {
         if let Ok(address) = server.host().parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, server.port())]);
         }
+        let server = server.clone();
+        let look_up = move || -> io::Result<Vec<SocketAddr>> {
+            let all = (server.host(), server.port()).to_socket_addrs()?;
+            Ok(all.take(ADDRESSES_MAX).collect())
+        };
+        match self.in_time(look_up, deadline, stopped)?? {
+            none if none.is_empty() => Err(io::Error::other("the name has no address")),
+            some => Ok(some),
+        }
+    }
+
+    /// What `look_up` finds; it is left to itself when it is not done by `deadline`.
+    pub(super) fn in_time<T: Send + 'static>(
+        &self,
+        look_up: impl FnOnce() -> T + Send + 'static,
+        deadline: Instant,
+        stopped: &Receiver<Never>,
+    ) -> io::Result<T> {
         if Arc::strong_count(&self.lookups) > LOOKUPS_MAX {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "earlier look-ups still hang"));
         }
-        let (found, addresses) = bounded(1);
-        let (server, under_way) = (server.clone(), Arc::clone(&self.lookups));
+        let (found, result) = bounded(1);
+        let under_way = Arc::clone(&self.lookups);
         thread::Builder::new().name("resolver".to_owned()).spawn(move || {
-            let result = (server.host(), server.port())
-                .to_socket_addrs()
-                .map(|all| all.take(ADDRESSES_MAX).collect::<Vec<_>>());
+            let result = look_up();
             drop(under_way);
             // Nobody may be waiting any more.
             let _ = found.send(result);
         })?;
         select_biased! {
             recv(stopped) -> _ => Err(aborted()),
-            recv(addresses) -> result => match result.unwrap_or_else(|_| Ok(Vec::new()))? {
-                none if none.is_empty() => Err(io::Error::other("the name has no address")),
-                some => Ok(some),
-            },
+            // It is dropped without a word only by a panic, which ends the process.
+            recv(result) -> result => result.map_err(|_| aborted()),
             recv(at(deadline)) -> _ => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "the name was not resolved in time"))
             }

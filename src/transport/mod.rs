@@ -6,7 +6,7 @@
 //! | `connection` | the connection as others see it, and its two threads, `keeper` and `reader` |
 //! | `outbox` | how many threads write to one socket without a thread of its own |
 //! | `session` | what stands between frames and the bytes on the socket |
-//! | `dial`, `servers`, `backoff` | a socket, where to, and when to try again |
+//! | `dial`, `servers`, `srv`, `backoff` | a socket, where to, and when to try again |
 //! | `errors` | what goes wrong between us and a broker |
 
 pub mod backoff;
@@ -18,6 +18,7 @@ pub mod memory;
 mod outbox;
 pub mod servers;
 mod session;
+pub mod srv;
 pub mod wire;
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Where to connect: addresses as people and brokers write them, and the order in which they are tried.
 //!
-//! Pure: names are resolved in `dial`, each time anew.
+//! Pure: names are resolved in `dial`, and brokers looked up in DNS in `srv`, each time anew.
 //!
 //! Source of the accepted forms: `StringHostsToServers` in go-choria's `srvcache`. Unlike there, IPv6 addresses work,
 //! and a bad entry is an error that names it.
@@ -9,10 +9,40 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
+use crate::transport::srv::{Choice, Srv};
+
 /// Longest host name we take, in bytes; DNS allows no more.
 const HOST_LEN_MAX: usize = 253;
 /// Most brokers we remember from INFO; a cluster has a handful.
 const DISCOVERED_MAX: usize = 64;
+
+/// Where brokers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Brokers {
+    /// At these addresses.
+    Listed(Vec<ServerAddress>),
+    /// Where DNS says; it is asked before every round of tries, and `nats://puppet:4222` tried when it knows none.
+    Srv(Srv),
+}
+
+impl From<Vec<ServerAddress>> for Brokers {
+    fn from(servers: Vec<ServerAddress>) -> Brokers {
+        Brokers::Listed(servers)
+    }
+}
+
+/// The addresses, or the domain.
+impl fmt::Display for Brokers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Brokers::Listed(servers) => {
+                let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+                f.write_str(&servers.join(", "))
+            }
+            Brokers::Srv(srv) => write!(f, "SRV records of {}", srv.domain),
+        }
+    }
+}
 
 /// One broker's address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -99,6 +129,11 @@ impl ServerAddress {
     /// [`BadAddress`] of the first one that is wrong.
     pub fn parse_list(text: &str) -> Result<Vec<ServerAddress>, BadAddress> {
         text.split(',').filter(|part| !part.trim().is_empty()).map(ServerAddress::parse).collect()
+    }
+
+    /// The broker of a network that names none.
+    pub fn customary() -> ServerAddress {
+        ServerAddress { tls: false, host: "puppet".into(), port: 4222, credentials_dropped: false }
     }
 
     /// Name or IP address, without brackets.
@@ -213,36 +248,70 @@ fn is_name(host: &str) -> bool {
 /// The configured brokers and those they told us of, in the order in which to try them.
 #[derive(Debug)]
 pub(super) struct Pool {
-    configured: Vec<ServerAddress>,
+    configured: Vec<Choice>,
     discovered: Vec<ServerAddress>,
+    /// The one we were on last.
+    left: Option<ServerAddress>,
 }
 
 impl Pool {
     /// `servers` in a random order, so that many clients spread over a cluster.
     pub(super) fn new(servers: Vec<ServerAddress>, random: &mut fastrand::Rng) -> Pool {
-        let mut configured: Vec<ServerAddress> = Vec::with_capacity(servers.len());
-        for server in servers {
-            if !configured.iter().any(|known| known.is_same_place(&server)) {
-                configured.push(server);
+        let mut pool = Pool { configured: Vec::new(), discovered: Vec::new(), left: None };
+        let mut choices: Vec<Choice> =
+            servers.into_iter().map(|server| Choice { priority: 0, server }).collect();
+        random.shuffle(&mut choices);
+        pool.configure(choices);
+        pool
+    }
+
+    /// Replaces the configured brokers by `choices`, which are in order; the one we left is the last of its priority.
+    ///
+    /// True if there are others than before.
+    pub(super) fn configure(&mut self, choices: Vec<Choice>) -> bool {
+        let mut configured: Vec<Choice> = Vec::with_capacity(choices.len());
+        for choice in choices {
+            if !configured.iter().any(|known| known.server.is_same_place(&choice.server)) {
+                configured.push(choice);
             }
         }
-        random.shuffle(&mut configured);
-        Pool { configured, discovered: Vec::new() }
+        let is_known =
+            |new: &Choice| self.configured.iter().any(|old| old.server.is_same_place(&new.server));
+        let is_news = configured.len() != self.configured.len() || !configured.iter().all(is_known);
+        let known = |server: &ServerAddress| {
+            configured.iter().any(|choice| choice.server.is_same_place(server))
+        };
+        self.discovered.retain(|server| !known(server));
+        self.configured = configured;
+        if let Some(left) = self.left.take() {
+            self.try_last(&left);
+        }
+        is_news
+    }
+
+    /// Whether there is no configured broker.
+    pub(super) fn is_empty(&self) -> bool {
+        self.configured.is_empty()
     }
 
     /// Everything worth a try, the configured ones first.
     pub(super) fn round(&self) -> Vec<ServerAddress> {
-        self.configured.iter().chain(&self.discovered).cloned().collect()
+        let configured = self.configured.iter().map(|choice| &choice.server);
+        configured.chain(&self.discovered).cloned().collect()
     }
 
-    /// Puts the broker we are leaving behind the others of its kind.
+    /// Puts the broker we are leaving behind the others of its kind and priority.
     pub(super) fn try_last(&mut self, server: &ServerAddress) {
-        for list in [&mut self.configured, &mut self.discovered] {
-            if let Some(at) = list.iter().position(|known| known.is_same_place(server)) {
-                let moved = list.remove(at);
-                list.push(moved);
-            }
+        if let Some(at) = self.configured.iter().position(|c| c.server.is_same_place(server)) {
+            let moved = self.configured.remove(at);
+            let behind = self.configured.partition_point(|c| c.priority <= moved.priority);
+            self.configured.insert(behind, moved);
         }
+        if let Some(at) = self.discovered.iter().position(|known| known.is_same_place(server)) {
+            let moved = self.discovered.remove(at);
+            self.discovered.push(moved);
+        }
+        self.left = Some(server.clone());
     }
 
     /// Takes the `connect_urls` of an INFO, which replace those of the one before; they are spoken to as `from` is.
@@ -257,7 +326,8 @@ impl Pool {
             let Ok(mut server) = ServerAddress::parse(url) else { continue };
             server.tls |= from.tls;
             let is_known = |known: &ServerAddress| known.is_same_place(&server);
-            if !self.configured.iter().chain(&discovered).any(is_known) {
+            let configured = self.configured.iter().map(|choice| &choice.server);
+            if !configured.chain(&discovered).any(is_known) {
                 discovered.push(server);
             }
         }
@@ -349,6 +419,24 @@ mod tests {
     }
 
     #[test]
+    fn the_pool_takes_other_brokers_and_remembers_which_it_left() {
+        let mut pool = pool("");
+        assert!(pool.is_empty());
+        assert!(pool.configure(choices(&[(1, "a:1"), (1, "b:1"), (1, "A:1"), (2, "c:1")])));
+        assert_eq!(urls(&pool.round()), ["nats://a:1", "nats://b:1", "nats://c:1"]);
+        let left = pool.round()[0].clone();
+        pool.try_last(&left);
+        // Behind those of its priority only.
+        assert_eq!(urls(&pool.round()), ["nats://b:1", "nats://a:1", "nats://c:1"]);
+        assert!(!pool.configure(choices(&[(1, "a:1"), (1, "b:1"), (2, "c:1")])));
+        assert_eq!(urls(&pool.round()), ["nats://b:1", "nats://a:1", "nats://c:1"]);
+
+        pool.learn(&["d:1".into(), "e:1".into()], &left);
+        assert!(pool.configure(choices(&[(0, "d:1")])));
+        assert_eq!(urls(&pool.round()), ["nats://d:1", "nats://e:1"]);
+    }
+
+    #[test]
     fn the_pool_learns_brokers_and_forgets_those_no_longer_named() {
         let mut pool = pool("a:1");
         let from = pool.round()[0].clone();
@@ -382,6 +470,14 @@ mod tests {
 
     fn pool(list: &str) -> Pool {
         Pool::new(ServerAddress::parse_list(list).unwrap(), &mut fastrand::Rng::with_seed(7))
+    }
+
+    fn choices(list: &[(u16, &str)]) -> Vec<Choice> {
+        let choice = |(priority, text): &(u16, &str)| Choice {
+            priority: *priority,
+            server: ServerAddress::parse(text).unwrap(),
+        };
+        list.iter().map(choice).collect()
     }
 
     fn urls(list: &[ServerAddress]) -> Vec<String> {

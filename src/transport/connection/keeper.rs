@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at, bounded, never, select_biased, tick};
 
+use crate::dns;
 use crate::shutdown::Never;
 use crate::transport::Link;
 use crate::transport::connection::reader::Reader;
@@ -15,8 +16,9 @@ use crate::transport::connection::{COMPONENT, Current, Shared};
 use crate::transport::dial::{self, Resolver};
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::outbox::Wire;
-use crate::transport::servers::ServerAddress;
+use crate::transport::servers::{Brokers, ServerAddress};
 use crate::transport::session::Session;
+use crate::transport::srv::{self, Choice, Srv};
 use crate::transport::wire::{self, Info, Op, Parser};
 
 /// A connection that lived shorter was no success: the wait before the next one goes on growing.
@@ -32,6 +34,8 @@ pub(super) struct Keeper {
     resolver: Resolver,
     random: fastrand::Rng,
     connected_before: bool,
+    /// When DNS last named the brokers.
+    looked_up: Option<Instant>,
 }
 
 /// A broker that has accepted us.
@@ -48,7 +52,14 @@ impl Keeper {
         stopped: Receiver<Never>,
         random: fastrand::Rng,
     ) -> Keeper {
-        Keeper { shared, stopped, resolver: Resolver::default(), random, connected_before: false }
+        Keeper {
+            shared,
+            stopped,
+            resolver: Resolver::default(),
+            random,
+            connected_before: false,
+            looked_up: None,
+        }
     }
 
     pub(super) fn start(self) -> io::Result<JoinHandle<()>> {
@@ -83,8 +94,7 @@ impl Keeper {
 
     /// Tries every broker until one accepts us, and stays with it to its end; true if it was a good while.
     fn round(&mut self) -> bool {
-        let servers = self.shared.pool.lock().round();
-        for server in servers {
+        for server in self.servers() {
             let begun = Instant::now();
             match self.greet(&server) {
                 Ok(greeted) => {
@@ -101,6 +111,59 @@ impl Keeper {
             }
         }
         false
+    }
+
+    /// The brokers to try, in order.
+    fn servers(&mut self) -> Vec<ServerAddress> {
+        let shared = Arc::clone(&self.shared);
+        if let Brokers::Srv(srv) = &shared.options.brokers
+            && !self.looked_up.is_some_and(|at| at.elapsed() < shared.options.srv_fresh)
+        {
+            self.look_up(srv);
+        }
+        shared.pool.lock().round()
+    }
+
+    /// Asks DNS for the brokers; those known before stay when it knows none.
+    fn look_up(&mut self, srv: &Srv) {
+        let shared = Arc::clone(&self.shared);
+        let failed = |reason: String| {
+            let text = format!("no brokers found in DNS for {}: {reason}", srv.domain);
+            shared.error(ErrorKind::Connect, text);
+        };
+        let question = srv.clone();
+        let deadline = Instant::now() + srv::LOOKUP_MAX;
+        let found = self.resolver.in_time(move || question.look_up(), deadline, &self.stopped);
+        let mut choices = Vec::new();
+        match found {
+            Err(_) if shared.is_stopped() => return,
+            Err(error) => failed(error.to_string()),
+            Ok(Err(dns::Error::Io(error))) => failed(error.to_string()),
+            Ok(Err(error)) => failed(error.to_string()),
+            Ok(Ok(services)) => {
+                let bad;
+                (choices, bad) = srv::in_order(services, &mut self.random);
+                for error in bad {
+                    log::warn!(component = COMPONENT; "Broker in DNS left out: {error}");
+                }
+                if choices.is_empty() {
+                    failed("there are no SRV records".to_owned());
+                } else {
+                    self.looked_up = Some(Instant::now());
+                }
+            }
+        }
+        let mut pool = shared.pool.lock();
+        if choices.is_empty() {
+            if !pool.is_empty() {
+                return;
+            }
+            choices.push(Choice { priority: 0, server: ServerAddress::customary() });
+        }
+        let names: Vec<String> = choices.iter().map(|choice| choice.server.to_string()).collect();
+        if pool.configure(choices) {
+            log::info!(component = COMPONENT; "Brokers of {}: {}", srv.domain, names.join(", "));
+        }
     }
 
     /// Connects to the first address of `server` that accepts us.

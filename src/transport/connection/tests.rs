@@ -15,12 +15,14 @@ use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
 
 use super::{Connection, Options, StartError};
 use crate::config::Secret;
+use crate::dns::{self, Servers};
 use crate::metrics::Metrics;
 use crate::protocol::subject::{Pattern, Subject};
 use crate::transport::backoff::Backoff;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::ErrorKind;
-use crate::transport::servers::ServerAddress;
+use crate::transport::servers::{Brokers, ServerAddress};
+use crate::transport::srv::Srv;
 use crate::transport::{Handler, Link, Message, Publish, PublishError, Subscription, Transport};
 
 /// For what must happen; a test that waits this long has failed.
@@ -677,6 +679,88 @@ fn an_empty_list_is_refused() {
     assert!(matches!(Connection::start(options), Err(StartError::NoServers)));
 }
 
+#[test]
+fn asks_dns_for_its_brokers_before_each_round() {
+    let (first, second) = (Listener::start(), Listener::start());
+    let mut ports = [first.port, second.port].into_iter().cycle();
+    let dns = dns::testing::Server::with_services(move |_| {
+        vec![(0, 0, ports.next().unwrap(), "127.0.0.1.")]
+    });
+    let client = Client::at(srv(dns.as_servers()), |options| options.srv_fresh = Duration::ZERO);
+    let peer = first.accept().greet();
+    client.up();
+    assert_eq!(&*client.connection.broker_url(), first.url());
+    drop(peer);
+    let Link::Down { .. } = client.link() else { panic!("not down") };
+    let _peer = second.accept().greet();
+    client.up();
+    assert_eq!(&*client.connection.broker_url(), second.url());
+    assert_eq!(dns.asked()[0], "_mcollective-server._tcp.example.net");
+}
+
+#[test]
+fn an_answer_of_dns_is_used_again_for_a_while() {
+    let listener = Listener::start();
+    let port = listener.port;
+    let mut asked = 0;
+    let dns = dns::testing::Server::with_services(move |_| {
+        asked += 1;
+        if asked == 1 { vec![(0, 0, port, "127.0.0.1")] } else { Vec::new() }
+    });
+    let fresh = Duration::from_secs(3600);
+    let client = Client::at(srv(dns.as_servers()), |options| options.srv_fresh = fresh);
+    let peer = listener.accept().greet();
+    client.up();
+    drop(peer);
+    let Link::Down { .. } = client.link() else { panic!("not down") };
+    let _peer = listener.accept().greet();
+    client.up();
+    assert_eq!(dns.asked().len(), 1);
+}
+
+#[test]
+fn without_brokers_in_dns_the_customary_one_is_tried() {
+    let dns = dns::testing::Server::with_services(|_| Vec::new());
+    let client = Client::at(srv(dns.as_servers()), |_| {});
+    client.until(|| {
+        let error = client.connection.last_error();
+        error.is_some_and(|error| error.text.contains("connect to nats://puppet:4222"))
+    });
+    assert_eq!(dns.asked()[..2].len(), 2);
+}
+
+#[test]
+fn brokers_known_before_stay_when_dns_fails() {
+    let listener = Listener::start();
+    let port = listener.port;
+    let mut asked = 0;
+    let dns = dns::testing::Server::start(move |name, query| {
+        asked += 1;
+        if asked > 1 {
+            return vec![[&query[..2], &[0xff; 50]].concat()];
+        }
+        let mut reply = dns::testing::reply(query);
+        reply.answers.push(dns::testing::service(name, 0, 0, port, "127.0.0.1"));
+        vec![reply.build_bytes_vec().unwrap()]
+    });
+    let client = Client::at(srv(dns.as_servers()), |options| options.srv_fresh = Duration::ZERO);
+    let peer = listener.accept().greet();
+    client.up();
+    drop(peer);
+    let Link::Down { .. } = client.link() else { panic!("not down") };
+    let _peer = listener.accept().greet();
+    client.up();
+    assert!(client.errors(ErrorKind::Connect) > 0);
+}
+
+#[test]
+fn a_wait_for_dns_ends_at_once_when_the_connection_is_closed() {
+    let dns = dns::testing::Server::start(|_, _| Vec::new());
+    let client = Client::at(srv(dns.as_servers()), |_| {});
+    client.until(|| !dns.asked().is_empty());
+    client.stop();
+}
+
 /// A connection under test.
 struct Client {
     connection: Arc<Connection>,
@@ -690,10 +774,13 @@ impl Client {
     }
 
     fn with(servers: &str, change: impl FnOnce(&mut Options)) -> Client {
-        let servers = ServerAddress::parse_list(servers).unwrap();
+        Client::at(ServerAddress::parse_list(servers).unwrap().into(), change)
+    }
+
+    fn at(brokers: Brokers, change: impl FnOnce(&mut Options)) -> Client {
         let metrics = Metrics::new("test");
         let (sender, links) = crossbeam_channel::unbounded();
-        let mut options = Options::new(servers, "test", Arc::clone(&metrics));
+        let mut options = Options::new(brokers, "test", Arc::clone(&metrics));
         options.first_backoff = Backoff(&[20]);
         options.again_backoff = Backoff(&[20]);
         options.on_link = Box::new(move |link| sender.send(link).unwrap_or(()));
@@ -789,6 +876,10 @@ impl Drop for Client {
         self.connection.abort();
         self.connection.join();
     }
+}
+
+fn srv(dns: Servers) -> Brokers {
+    Brokers::Srv(Srv { domain: "example.net".into(), dns })
 }
 
 fn subject(text: &str) -> Subject {
