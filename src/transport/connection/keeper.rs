@@ -117,7 +117,7 @@ impl Keeper {
     fn servers(&mut self) -> Vec<ServerAddress> {
         let shared = Arc::clone(&self.shared);
         if let Brokers::Srv(srv) = &shared.options.brokers
-            && !self.looked_up.is_some_and(|at| at.elapsed() < shared.options.srv_fresh)
+            && self.looked_up.is_none_or(|at| at.elapsed() >= shared.options.srv_fresh)
         {
             self.look_up(srv);
         }
