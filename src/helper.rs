@@ -2,9 +2,14 @@
 //!
 //! Command, input, answer and errors are those of the Go provisioner's `host/helper.go`, so that every helper written
 //! for it runs unchanged. What an answer means for the node is decided by `node`.
+//!
+//! It is started for each node, or stays and is asked about many: `pool` hands out its processes, `session` asks one, and
+//! `process` is what both ways have in common.
 
 mod answer;
+mod pool;
 mod process;
+mod session;
 mod text;
 
 use std::ffi::OsString;
@@ -26,6 +31,7 @@ use crate::shutdown::Never;
 
 pub(crate) use answer::fold;
 pub use answer::{Answer, Undecodable};
+pub use session::Confusion;
 
 /// What the helper is told about a node. Its keys and their order are part of the contract with helpers.
 #[derive(Debug, Clone, Serialize)]
@@ -84,17 +90,43 @@ pub struct Helper {
     command: HelperCommand,
     limits: Limits,
     hidden: Vec<OsString>,
-    strays: process::Strays,
+    mode: Mode,
     metrics: Arc<Metrics>,
 }
 
+/// How the helper is run.
+enum Mode {
+    /// Started for each node.
+    Exec(process::Strays),
+    /// Started once and asked about many nodes.
+    Persistent(Box<pool::Pool>),
+}
+
 impl Helper {
-    /// A helper that runs `command` within `limits`.
+    /// A helper that runs `command` within `limits`, once for each node.
     pub fn new(command: HelperCommand, limits: Limits, metrics: Arc<Metrics>) -> Helper {
-        // What systemd tells us is not for the helper: it could speak for us, or read our credentials.
-        let hidden =
-            std::env::vars_os().map(|(name, _)| name).filter(|name| is_hidden(name)).collect();
-        Helper { command, limits, hidden, strays: process::Strays::default(), metrics }
+        let mode = Mode::Exec(process::Strays::default());
+        Helper { command, limits, hidden: hidden(), mode, metrics }
+    }
+
+    /// A helper that keeps up to `processes_max` processes of `command`, each of which is asked about one node after another.
+    ///
+    /// Processes are started as they are needed.
+    pub fn persistent(
+        command: HelperCommand,
+        limits: Limits,
+        processes_max: usize,
+        metrics: Arc<Metrics>,
+    ) -> Helper {
+        let pool =
+            pool::Pool::new(command.clone(), limits, processes_max, hidden(), metrics.clone());
+        Helper {
+            command,
+            limits,
+            hidden: Vec::new(),
+            mode: Mode::Persistent(Box::new(pool)),
+            metrics,
+        }
     }
 
     /// Asks the helper about one node; blocks until it has answered, the time limit or `deadline` is reached, or
@@ -112,7 +144,14 @@ impl Helper {
         abort: &Receiver<Never>,
     ) -> Result<Answer, Error> {
         let started = Instant::now();
-        let result = self.ask(input, deadline, abort);
+        let result = match &self.mode {
+            Mode::Exec(strays) => self.execute(input, deadline, abort, strays),
+            Mode::Persistent(pool) => {
+                let pool::Asked { result, stderr } = pool.ask(input, deadline, abort);
+                log_errors(&stderr, input.identity, result.is_ok());
+                result.map_err(|(failure, run)| self.error(failure, run))
+            }
+        };
         self.metrics.helper_time.observe(started.elapsed());
         if result.as_ref().is_err_and(|error| !error.is_aborted()) {
             self.metrics.helper_errors.inc();
@@ -120,11 +159,21 @@ impl Helper {
         result
     }
 
-    fn ask(
+    /// Ends processes that wait for a next node; to be called when nobody asks any more. Their input is closed, and
+    /// those that have not ended within 5 s, or when `abort` disconnects, are killed with all they started.
+    pub fn stop(&self, abort: &Receiver<Never>) {
+        match &self.mode {
+            Mode::Exec(_) => {}
+            Mode::Persistent(pool) => pool.stop(pool::STOP_WAIT, abort),
+        }
+    }
+
+    fn execute(
         &self,
         input: &Input<'_>,
         deadline: Instant,
         abort: &Receiver<Never>,
+        strays: &process::Strays,
     ) -> Result<Answer, Error> {
         let json = serde_json::to_vec(input)
             .map_err(|error| self.error(Failure::Start(error.into()), None))?;
@@ -137,15 +186,19 @@ impl Helper {
             abort,
             is_settled: answer::is_settled,
         };
-        let ran = job.run(&self.strays).map_err(|error| self.error(Failure::Start(error), None))?;
+        let ran = job.run(strays).map_err(|error| self.error(Failure::Start(error), None))?;
         let result = self.judge(&ran);
-        self.log_errors(&ran, input.identity, result.is_ok());
+        log_errors(&ran.stderr, input.identity, result.is_ok());
         result
     }
 
     /// What a run was worth, in the order in which the original looks.
     fn judge(&self, ran: &process::Ran) -> Result<Answer, Error> {
-        let fail = |failure| Err(self.error(failure, Some(ran)));
+        let fail = |failure| {
+            let end = Some(describe(&ran.end));
+            let run = Run { end, took: ran.took, last_line: ran.stderr.last_line() };
+            Err(self.error(failure, Some(run)))
+        };
         match &ran.end {
             process::End::Aborted => return fail(Failure::Aborted),
             process::End::TooLong => {
@@ -155,7 +208,7 @@ impl Helper {
                 return fail(Failure::Read(io::Error::new(error.kind(), error.to_string())));
             }
             _ if ran.stdout.is_empty() => return fail(Failure::Empty),
-            process::End::TimedOut => return fail(Failure::Ended),
+            process::End::TimedOut | process::End::Misbehaved => return fail(Failure::Ended),
             process::End::Exited { status, .. } if !status.success() => {
                 return fail(Failure::Ended);
             }
@@ -164,23 +217,19 @@ impl Helper {
         Answer::read(&ran.stdout).or_else(|error| fail(Failure::Undecodable(error)))
     }
 
-    fn error(&self, failure: Failure, ran: Option<&process::Ran>) -> Error {
-        let run = ran.map(|ran| Run {
-            end: describe(&ran.end),
-            took: ran.took,
-            last_line: ran.stderr.last_line(),
-        });
+    fn error(&self, failure: Failure, run: Option<Run>) -> Error {
         Error { helper: self.command.as_str().to_owned(), failure, run }
     }
+}
 
-    fn log_errors(&self, ran: &process::Ran, node: &Identity, succeeded: bool) {
-        let level = if succeeded { log::Level::Info } else { log::Level::Warn };
-        if !log::log_enabled!(level) {
-            return;
-        }
-        for line in ran.stderr.lines() {
-            log::log!(level, component = node.as_str(), node = node.as_str(); "Helper for {node} on stderr: {line}");
-        }
+/// Logs what the helper wrote to stderr while it was asked about `node`.
+fn log_errors(stderr: &process::Stderr, node: &Identity, succeeded: bool) {
+    let level = if succeeded { log::Level::Info } else { log::Level::Warn };
+    if !log::log_enabled!(level) {
+        return;
+    }
+    for line in stderr.lines() {
+        log::log!(level, component = node.as_str(), node = node.as_str(); "Helper for {node} on stderr: {line}");
     }
 }
 
@@ -190,10 +239,20 @@ impl fmt::Debug for Helper {
     }
 }
 
-/// Whether a variable of our environment is kept from the helper.
+/// Tells a helper how it is run; absent when it is started for each node.
+const PROTOCOL_VARIABLE: &str = "CHORIA_PROVISIONER_HELPER";
+
+/// The variables of our environment that are kept from the helper.
+fn hidden() -> Vec<OsString> {
+    std::env::vars_os().map(|(name, _)| name).filter(|name| is_hidden(name)).collect()
+}
+
+/// Whether a variable of our environment is kept from the helper: what systemd tells us could speak for us, or let our
+/// credentials be read, and how the helper is run is ours to say.
 fn is_hidden(name: &std::ffi::OsStr) -> bool {
     name == "NOTIFY_SOCKET"
         || name == "CREDENTIALS_DIRECTORY"
+        || name == PROTOCOL_VARIABLE
         || name.as_encoded_bytes().starts_with(b"WATCHDOG_")
 }
 
@@ -225,12 +284,28 @@ pub enum Failure {
     Ended,
     /// Its output is no answer.
     Undecodable(Undecodable),
+    /// It stays, and did not answer in its time.
+    Silent {
+        /// It never has.
+        is_first: bool,
+    },
+    /// It stays, and ended instead of answering.
+    Gone,
+    /// It stays, and wrote what is no answer to the question asked.
+    Confused(Confusion),
+    /// It stays, and says that it failed.
+    Reported(String),
+    /// All its processes were busy with other nodes until the time was up.
+    Busy,
+    /// Its processes failed, and none is started again for so long.
+    Resting(Duration),
 }
 
 /// How the run went that failed.
 #[derive(Debug)]
 struct Run {
-    end: String,
+    /// `None` if the process goes on.
+    end: Option<String>,
     took: Duration,
     last_line: Option<String>,
 }
@@ -274,12 +349,31 @@ impl fmt::Display for Error {
             Failure::Undecodable(error) => {
                 write!(f, "cannot decode output from {helper}: {error}")?
             }
+            Failure::Silent { is_first } => {
+                write!(f, "no answer from {helper}")?;
+                if *is_first {
+                    f.write_str(
+                        "; with helper_mode persistent it must answer each line of its input, not the end of it",
+                    )?;
+                }
+            }
+            Failure::Gone => write!(f, "{helper} ended without an answer")?,
+            Failure::Confused(confusion) => write!(f, "{helper} wrote {confusion}")?,
+            Failure::Reported(text) => {
+                write!(f, "{helper} failed: {}", text::escape(text.as_bytes(), REPORT_CHARS_MAX))?;
+            }
+            Failure::Busy => write!(f, "all processes of {helper} were busy")?,
+            Failure::Resting(time) => write!(
+                f,
+                "no process of {helper} runs, and none is started for another {:.1} s: see its last errors",
+                time.as_secs_f64()
+            )?,
         }
         let Some(run) = run else { return Ok(()) };
-        if matches!(failure, Failure::Ended) {
-            write!(f, ": {} (", run.end)?;
-        } else {
-            write!(f, " ({}, ", run.end)?;
+        match &run.end {
+            Some(end) if matches!(failure, Failure::Ended) => write!(f, ": {end} (")?,
+            Some(end) => write!(f, " ({end}, ")?,
+            None => f.write_str(" (")?,
         }
         write!(f, "ran {:.3} s", run.took.as_secs_f64())?;
         if let Some(line) = &run.last_line {
@@ -299,9 +393,10 @@ fn describe(end: &process::End) -> String {
             format!("{}, another process kept its output open", describe_status(*status))
         }
         process::End::TimedOut => "signal: killed, at its time limit".to_owned(),
-        process::End::Aborted | process::End::TooLong | process::End::Unreadable(_) => {
-            "signal: killed".to_owned()
-        }
+        process::End::Aborted
+        | process::End::TooLong
+        | process::End::Unreadable(_)
+        | process::End::Misbehaved => "signal: killed".to_owned(),
     }
 }
 
@@ -327,6 +422,9 @@ fn describe_status(status: ExitStatus) -> String {
     };
     format!("signal: {name}")
 }
+
+/// Enough of an error the helper reports for a log line.
+const REPORT_CHARS_MAX: usize = 300;
 
 /// The setting `helper`, split and found.
 #[derive(Clone, PartialEq, Eq)]
@@ -847,6 +945,7 @@ mod tests {
             ("WATCHDOG_PID", true),
             ("WATCHDOG_USEC", true),
             ("CREDENTIALS_DIRECTORY", true),
+            ("CHORIA_PROVISIONER_HELPER", true),
             ("PATH", false),
             ("WATCHDOGS", false),
         ] {
@@ -928,7 +1027,7 @@ mod tests {
         }
     }
 
-    fn input<'a>(identity: &'a Identity, inventory: &'a str) -> Input<'a> {
+    pub(super) fn input<'a>(identity: &'a Identity, inventory: &'a str) -> Input<'a> {
         Input { identity, csr: None, ed25519: None, inventory, jwt: None }
     }
 
@@ -946,17 +1045,21 @@ mod tests {
     }
 
     /// A directory for one test, removed with it.
-    struct Directory(PathBuf);
+    pub(super) struct Directory(PathBuf);
 
     impl Directory {
-        fn new() -> Directory {
+        pub fn new() -> Directory {
             let name = format!("helper-test-{}-{:x}", std::process::id(), fastrand::u64(..));
             let path = std::env::temp_dir().join(name);
             std::fs::create_dir(&path).unwrap();
             Directory(path)
         }
 
-        fn fifo(&self, name: &str) -> String {
+        pub fn path(&self, name: &str) -> String {
+            self.0.join(name).display().to_string()
+        }
+
+        pub fn fifo(&self, name: &str) -> String {
             let path = self.0.join(name);
             let status = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
             assert!(status.success());
@@ -971,13 +1074,13 @@ mod tests {
     }
 
     /// Notices when every process that holds its fifo open has ended.
-    struct Watch {
+    pub(super) struct Watch {
         directory: Directory,
         ended: Receiver<()>,
     }
 
     impl Watch {
-        fn new() -> Watch {
+        pub fn new() -> Watch {
             let directory = Directory::new();
             let fifo = directory.fifo("held");
             let (sender, ended) = crossbeam_channel::bounded(1);
@@ -988,19 +1091,19 @@ mod tests {
             Watch { directory, ended }
         }
 
-        fn fifo(&self) -> String {
+        pub fn fifo(&self) -> String {
             self.directory.0.join("held").display().to_string()
         }
 
         #[track_caller]
-        fn all_ended(self) {
+        pub fn all_ended(self) {
             self.ended.recv_timeout(LONG).expect("a process of the run lives on");
         }
     }
 
     /// Longer than anything in these tests takes.
-    const LONG: Duration = Duration::from_secs(60);
+    pub(super) const LONG: Duration = Duration::from_secs(60);
 
     /// Long enough for a shell to start on a busy machine.
-    const SHORT: Duration = Duration::from_millis(1500);
+    pub(super) const SHORT: Duration = Duration::from_millis(1500);
 }

@@ -94,6 +94,10 @@ pub struct Metrics {
     pub discovery_replies: IntGauge,
     /// Connections and requests the monitor port turned away, by `reason`.
     pub monitor_refused: IntCounterVec,
+    /// Helper processes that stay from node to node.
+    pub helper_processes: IntGauge,
+    /// Such processes started in the place of one that failed.
+    pub helper_restarts: IntCounter,
 }
 
 impl Metrics {
@@ -215,6 +219,14 @@ impl Metrics {
                 "monitor_refused_total",
                 "Connections and requests to the monitor port that were turned away",
                 "reason",
+            ),
+            helper_processes: make.gauge(
+                "helper_processes",
+                "Helper processes that run, when they are not started for each node",
+            ),
+            helper_restarts: make.counter(
+                "helper_restarts_total",
+                "Helper processes started in the place of one that failed or ended",
             ),
             calls,
             registry: make.registry.clone(),

@@ -94,7 +94,10 @@ fn every_outcome_is_in_the_row_of_its_metric() {
 #[test]
 fn the_helpers_shown_are_the_helpers_shipped() {
     let readme = read("README.md");
-    for name in ["sample.sh", "sample.py", "sample.rb"] {
+    let names = ["sample", "persistent"].into_iter().flat_map(|name| {
+        ["sh", "py", "rb"].into_iter().map(move |language| format!("{name}.{language}"))
+    });
+    for name in names {
         let shipped = read(&format!("dist/helpers/{name}"));
         assert!(readme.contains(&shipped), "README shows another dist/helpers/{name}");
     }

@@ -118,7 +118,7 @@ settings! {
         helper_timeout: Duration,
         /// Largest answer of the helper in bytes, 1 KiB to 64 MiB. Default: 4 MiB.
         helper_output_max: i64,
-        /// How the helper is run. Default: exec. Others are not available in this version.
+        /// How the helper is run: `exec`, once for each node, or `persistent`, once for many. Default: exec.
         helper_mode: String,
         /// Several provisioners share the work. Default: false. Not available in this version.
         active_active: bool,

@@ -80,6 +80,8 @@ pub struct Config {
     pub rate_limit: Option<u32>,
     /// Longest wait of a node that keeps failing.
     pub retry_max: Duration,
+    /// How the helper is run.
+    pub helper_mode: HelperMode,
     /// Longest run of the helper.
     pub helper_timeout: Duration,
     /// Largest answer of the helper, in bytes.
@@ -130,6 +132,15 @@ pub enum LogTarget {
     Discard,
     /// A file, appended to.
     File(PathBuf),
+}
+
+/// How the helper is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HelperMode {
+    /// Started for each node.
+    Exec,
+    /// Started once and asked about many nodes.
+    Persistent,
 }
 
 /// How log lines look.
@@ -240,6 +251,7 @@ impl Config {
                 limit => Some(limit as u32),
             },
             retry_max: retry_max(file.retry_max, interval, report),
+            helper_mode: helper_mode(file.helper_mode, report),
             helper_timeout,
             helper_output_max: bounded(
                 "helper_output_max",
@@ -279,15 +291,6 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
             && !value.is_empty()
         {
             refuse(key, *line);
-        }
-    }
-    if let Some(At { line, value }) = &file.helper_mode
-        && value != "exec"
-    {
-        let line = *line;
-        match value.as_str() {
-            "persistent" => refuse("helper_mode: persistent", line),
-            _ => report.error(line, format!("helper_mode: found {value:?}, wanted \"exec\"")),
         }
     }
     match &file.choria_insecure {
@@ -385,6 +388,19 @@ fn log_level(written: Option<At<String>>, report: &mut Report) -> LevelFilter {
             let wanted = "debug, info, warn, error or fatal";
             report.error(line, format!("loglevel: found {value:?}, wanted {wanted}"));
             LevelFilter::Info
+        }
+    }
+}
+
+fn helper_mode(written: Option<At<String>>, report: &mut Report) -> HelperMode {
+    let Some(At { line, value }) = written else { return HelperMode::Exec };
+    match value.to_ascii_lowercase().as_str() {
+        "" | "exec" => HelperMode::Exec,
+        "persistent" => HelperMode::Persistent,
+        _ => {
+            let wanted = "exec or persistent";
+            report.error(line, format!("helper_mode: found {value:?}, wanted {wanted}"));
+            HelperMode::Exec
         }
     }
 }
@@ -723,7 +739,9 @@ mod tests {
         check("broker_provisioning_password: ''", |c| c.broker_provisioning_password.clone(), None);
         check("jwt_verify_cert: ''", |c| c.jwt_verify_cert.clone(), None);
         check("admin_socket: ''", |c| c.workers >= 1, true);
-        check("helper_mode: exec", |c| c.workers >= 1, true);
+        check("", |c| c.helper_mode, HelperMode::Exec);
+        check("helper_mode: exec", |c| c.helper_mode, HelperMode::Exec);
+        check("helper_mode: Persistent", |c| c.helper_mode, HelperMode::Persistent);
         check("leader_election: no", |c| c.workers >= 1, true);
         check("active_active: off", |c| c.workers >= 1, true);
         check("features: {ed25519: n, upgrades: false}", |c| c.features.upgrades, false);
@@ -961,7 +979,10 @@ mod tests {
             "monitor_address: localhost",
             &["t.yaml:3: monitor_address: \"localhost\" is no address"],
         );
-        wrong("helper_mode: fast", &["t.yaml:3: helper_mode: found \"fast\", wanted \"exec\""]);
+        wrong(
+            "helper_mode: fast",
+            &["t.yaml:3: helper_mode: found \"fast\", wanted exec or persistent"],
+        );
         wrong(
             "cert_deny_list: ['(']",
             &["t.yaml:3: cert_deny_list: \"(\" is no regular expression: unclosed group"],
@@ -991,10 +1012,6 @@ mod tests {
             &["t.yaml:3: admin_socket: not supported by this version yet"],
         );
         wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
-        wrong(
-            "helper_mode: persistent",
-            &["t.yaml:3: helper_mode: persistent: not supported by this version yet"],
-        );
         wrong(
             "features: {upgrades: true}",
             &["t.yaml:3: features.upgrades: not supported by this version yet"],

@@ -39,8 +39,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, select_biased};
 use parking_lot::Mutex;
 
-use crate::config::Config;
 use crate::config::choria::ChoriaConfig;
+use crate::config::{Config, HelperMode};
 use crate::fleet::discoverer::{Discoverer, LastSuccess, unix_time};
 use crate::fleet::finisher::Finisher;
 use crate::fleet::listener::Listener;
@@ -168,11 +168,10 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let limits = registry::Limits::new(config.interval, config.retry_max);
     let (roster, queues) = Roster::new(limits, config.work_queue, metrics.clone());
     let roster = Arc::new(roster);
-    let helper_limits =
-        helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
+    let helper = Arc::new(helper(&config, &metrics));
     let context = Arc::new(node::Context {
         rpc: rpc.clone(),
-        helper: Arc::new(Helper::new(config.helper.clone(), helper_limits, metrics.clone())),
+        helper: helper.clone(),
         gate: gate.clone(),
         metrics: metrics.clone(),
         config: config.clone(),
@@ -270,12 +269,24 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     };
     main.serve(&signals, &link_changed, &log);
     main.stop(&signals, threads, config.drain_timeout, &connection);
+    helper.stop(&signals.abort);
     drop(rpc);
     if let Some(monitor) = monitor {
         monitor.stop();
     }
     log::info!(component = "provisioner"; "Stopped");
     Ok(())
+}
+
+/// The site's helper, run as configured.
+fn helper(config: &Config, metrics: &Arc<Metrics>) -> Helper {
+    let limits =
+        helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
+    let (command, metrics) = (config.helper.clone(), metrics.clone());
+    match config.helper_mode {
+        HelperMode::Exec => Helper::new(command, limits, metrics),
+        HelperMode::Persistent => Helper::persistent(command, limits, config.workers, metrics),
+    }
 }
 
 /// The main thread.

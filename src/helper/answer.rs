@@ -65,6 +65,14 @@ pub(super) fn is_settled(output: &[u8]) -> bool {
     }
 }
 
+/// Whether `text` is an object with a key that has a meaning in an answer.
+pub(super) fn names_a_key(text: &str) -> bool {
+    match serde_json::from_str::<BTreeMap<Cow<'_, str>, IgnoredAny>>(text) {
+        Ok(object) => object.keys().any(|key| KEYS.contains(&&*fold(key))),
+        Err(_) => false,
+    }
+}
+
 /// What is wrong with an answer, where, and at which key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undecodable(String);
@@ -238,6 +246,22 @@ pub(crate) fn fold(key: &str) -> Cow<'_, str> {
     // Upper case first: `ſ` becomes `S`. Then lower: the Kelvin sign becomes `k`.
     Cow::Owned(key.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect())
 }
+
+/// Every key of an answer.
+const KEYS: [&str; 12] = [
+    "defer",
+    "shutdown",
+    "msg",
+    "configuration",
+    "certificate",
+    "ca",
+    "key",
+    "ssldir",
+    "action_policies",
+    "opa_policies",
+    "server_claims",
+    "upgrade",
+];
 
 /// Enough of an error for a log line, whatever value it quotes.
 const MESSAGE_CHARS_MAX: usize = 300;

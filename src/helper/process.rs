@@ -1,6 +1,8 @@
-//! One run of a program, bounded in time and size: input written while output is read, ended with all it started.
+//! A program that runs: its pipes, its end and that of all it started; and one whole run, bounded in time and size, with
+//! input written while output is read.
 //!
-//! Everything happens on the calling thread, in one loop around `poll`. Meaning is left to the caller.
+//! Everything happens on the calling thread, in one loop around `poll`. Meaning is left to the caller, and how one program
+//! is asked many times to `session`.
 
 use std::ffi::OsString;
 use std::io;
@@ -59,6 +61,8 @@ pub(super) enum End {
     TooLong,
     /// Killed because its output could not be read.
     Unreadable(io::Error),
+    /// Killed because it did what it must not.
+    Misbehaved,
 }
 
 /// Children that were killed and have not ended yet; a process within a hanging system call can't be hurried.
@@ -66,11 +70,20 @@ pub(super) enum End {
 pub(super) struct Strays(Mutex<Vec<Child>>);
 
 impl Strays {
-    /// Reaps those that have ended, and tells how many are left.
-    fn reap(&self) -> usize {
+    /// Reaps those that have ended.
+    ///
+    /// # Errors
+    ///
+    /// When so many are left that nothing more should be started.
+    pub fn reap(&self) -> io::Result<()> {
         let mut strays = self.0.lock();
         strays.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
-        strays.len()
+        match strays.len() {
+            left if left >= STRAYS_MAX => {
+                Err(io::Error::other(format!("{left} killed runs have not ended yet")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -81,12 +94,9 @@ impl Job<'_> {
     ///
     /// Only when it could not be started.
     pub fn run(&self, strays: &Strays) -> io::Result<Ran> {
-        let left = strays.reap();
-        if left >= STRAYS_MAX {
-            return Err(io::Error::other(format!("{left} killed runs have not ended yet")));
-        }
+        strays.reap()?;
         let started = Instant::now();
-        let mut process = Process::start(self)?;
+        let mut process = Process::start(self.command, self.hidden, &[])?;
         let cause = process.attend(self);
         let (end, stdout, stderr) = process.end(cause, strays);
         Ok(Ran { end, stdout, stderr, took: started.elapsed() })
@@ -94,7 +104,7 @@ impl Job<'_> {
 }
 
 /// Why we stopped attending to a process.
-enum Cause {
+pub(super) enum Cause {
     /// It ended, and its stdout did too.
     Finished,
     /// It ended, and its stdout did not.
@@ -103,10 +113,25 @@ enum Cause {
     Aborted,
     TooLong,
     Unreadable(io::Error),
+    /// It ended, or closed its output, when it should have gone on.
+    Gone,
+    /// It did what it must not.
+    Misbehaved,
+}
+
+/// How far the input is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fed {
+    /// The pipe is full.
+    Partly,
+    /// All is written.
+    Wholly,
+    /// Nobody reads any more.
+    Refused,
 }
 
 /// A running child and our ends of its pipes.
-struct Process {
+pub(super) struct Process {
     child: Child,
     /// The child's process group, which has its id.
     group: Pid,
@@ -121,20 +146,26 @@ struct Process {
 }
 
 impl Process {
-    fn start(job: &Job<'_>) -> io::Result<Process> {
-        let mut command = Command::new(job.command.program());
-        command
-            .args(job.command.arguments())
+    /// Starts `command` in our environment without the variables in `hidden`, and with those in `added`.
+    pub fn start(
+        command: &HelperCommand,
+        hidden: &[OsString],
+        added: &[(&str, &str)],
+    ) -> io::Result<Process> {
+        let mut program = Command::new(command.program());
+        program
+            .args(command.arguments())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // A group of its own, so that all it starts can be killed with it. No code of ours runs
             // between fork and exec, so that the library may use the much faster posix_spawn.
             .process_group(0);
-        for name in job.hidden {
-            command.env_remove(name);
+        for name in hidden {
+            program.env_remove(name);
         }
-        let mut child = command.spawn()?;
+        program.envs(added.iter().copied());
+        let mut child = program.spawn()?;
         let group = Pid::from_child(&child);
         Ok(Process {
             group,
@@ -156,7 +187,10 @@ impl Process {
         }
         let mut ended_at: Option<Instant> = None;
         loop {
-            self.feed(job.input);
+            // A helper is free not to read what it doesn't need.
+            if self.stdin.is_some() && self.feed(job.input) != Fed::Partly {
+                self.close_input();
+            }
             let grew = match self.read_output(job.output_max) {
                 Ok(grew) => grew,
                 Err(cause) => return cause,
@@ -188,13 +222,14 @@ impl Process {
                 return Cause::TimedOut;
             }
             if !grew {
-                self.wait(until.saturating_duration_since(now), ended_at.is_some());
+                let time = until.saturating_duration_since(now);
+                self.wait(time, self.stdin.is_some(), ended_at.is_some());
             }
         }
     }
 
     /// Makes our ends of the pipes non-blocking; the child's ends are not touched by that.
-    fn unblock(&self) -> io::Result<()> {
+    pub fn unblock(&self) -> io::Result<()> {
         for fd in self.pipes().into_iter().flatten() {
             rustix::io::ioctl_fionbio(fd, true)?;
         }
@@ -209,9 +244,10 @@ impl Process {
         ]
     }
 
-    /// Waits until there is something to do, `time` at most.
-    fn wait(&self, time: Duration, has_ended: bool) {
+    /// Waits until there is something to do, `time` at most, and not longer than an abort may go unnoticed.
+    pub fn wait(&self, time: Duration, writes: bool, has_ended: bool) {
         let [stdin, stdout, stderr] = self.pipes();
+        let stdin = stdin.filter(|_| writes);
         let wake = if self.pidfd.is_some() || has_ended { ABORT_CHECK } else { END_CHECK };
         // Readable for ever after the end, so it is left out then.
         let pidfd = self.pidfd.as_ref().filter(|_| !has_ended).map(AsFd::as_fd);
@@ -223,23 +259,53 @@ impl Process {
         poll(&mut fds, time.min(wake));
     }
 
-    /// Writes what the pipe takes of the input, and closes it after the last byte.
-    fn feed(&mut self, input: &[u8]) {
-        let Some(stdin) = &self.stdin else { return };
+    /// Writes what the pipe takes of the input.
+    pub fn feed(&mut self, input: &[u8]) -> Fed {
+        let Some(stdin) = &self.stdin else { return Fed::Refused };
         while self.written < input.len() {
             match rustix::io::write(stdin, &input[self.written..]) {
                 Ok(written) => self.written += written,
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return Fed::Partly,
                 Err(Errno::INTR) => {}
-                // A helper is free not to read what it doesn't need.
-                Err(_) => break,
+                Err(_) => return Fed::Refused,
             }
         }
+        Fed::Wholly
+    }
+
+    /// Tells the child that there is no more input.
+    pub fn close_input(&mut self) {
         self.stdin = None;
     }
 
+    /// Forgets input and output so far, for the next question; the child is not touched.
+    pub fn begin(&mut self) {
+        self.written = 0;
+        self.output.clear();
+    }
+
+    /// What was read from stdout.
+    pub fn output(&self) -> &[u8] {
+        &self.output
+    }
+
+    /// Whether there will be no more from stdout.
+    pub fn is_silenced(&self) -> bool {
+        self.stdout.is_none()
+    }
+
+    /// What was read from stderr since this was asked last.
+    pub fn take_errors(&mut self) -> Stderr {
+        std::mem::take(&mut self.errors)
+    }
+
+    /// The child's number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Reads once from stdout; whether there was anything.
-    fn read_output(&mut self, output_max: usize) -> Result<bool, Cause> {
+    pub fn read_output(&mut self, output_max: usize) -> Result<bool, Cause> {
         let Some(stdout) = &self.stdout else { return Ok(false) };
         match read_some(stdout, &mut self.output) {
             Ok(Some(0)) => {
@@ -254,7 +320,7 @@ impl Process {
     }
 
     /// Reads once from stderr, which is never a reason to fail; whether there was anything.
-    fn read_errors(&mut self) -> bool {
+    pub fn read_errors(&mut self) -> bool {
         let Some(stderr) = &self.stderr else { return false };
         let mut chunk = [0; ERRORS_CHUNK];
         match rustix::io::read(stderr, &mut chunk) {
@@ -274,15 +340,32 @@ impl Process {
         }
     }
 
+    /// Waits for the child's end, `time` at most; may return early.
+    pub fn wait_for_end(&self, time: Duration) {
+        match &self.pidfd {
+            Some(pidfd) => poll(&mut [PollFd::new(pidfd, PollFlags::IN)], time),
+            None => poll(&mut [], time.min(END_CHECK)),
+        }
+    }
+
     /// Whether the child has ended. It is not reaped here: until then neither its id nor its group's can belong to another.
-    fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         // An error can only mean that there is nothing to wait for.
         !matches!(rustix::process::waitid(WaitId::Pid(self.group), options), Ok(None))
     }
 
+    /// Reads what is left on stderr; bounded, since another process may go on writing.
+    pub fn drain_errors(&mut self) {
+        for _ in 0..DRAIN_READS_MAX {
+            if !self.read_errors() {
+                return;
+            }
+        }
+    }
+
     /// Kills what has to be killed, reaps the child and says how it ended.
-    fn end(mut self, cause: Cause, strays: &Strays) -> (End, Vec<u8>, Stderr) {
+    pub fn end(mut self, cause: Cause, strays: &Strays) -> (End, Vec<u8>, Stderr) {
         if !matches!(cause, Cause::Finished) {
             // Before the child is reaped, see `has_ended`. It may have left its group, so it is killed by its own id as well.
             let _ = rustix::process::kill_process_group(self.group, Signal::KILL);
@@ -291,20 +374,18 @@ impl Process {
         // Whoever holds the other ends must not hold us.
         (self.stdin, self.stdout) = (None, None);
         let status = self.reap();
-        // Bounded: another process may go on writing.
-        for _ in 0..DRAIN_READS_MAX {
-            if !self.read_errors() {
-                break;
-            }
-        }
+        self.drain_errors();
         let end = match (cause, status) {
-            (Cause::Finished, Some(status)) => End::Exited { status, held_open: false },
+            (Cause::Finished | Cause::Gone, Some(status)) => {
+                End::Exited { status, held_open: false }
+            }
             (Cause::HeldOpen, Some(status)) => End::Exited { status, held_open: true },
             (Cause::Aborted, _) => End::Aborted,
             (Cause::TimedOut, _) => End::TimedOut,
             (Cause::TooLong, _) => End::TooLong,
             (Cause::Unreadable(error), _) => End::Unreadable(error),
-            (Cause::Finished | Cause::HeldOpen, None) => {
+            (Cause::Misbehaved, _) => End::Misbehaved,
+            (Cause::Finished | Cause::HeldOpen | Cause::Gone, None) => {
                 End::Unreadable(io::Error::other("the process cannot be waited for"))
             }
         };
@@ -328,10 +409,7 @@ impl Process {
             if left.is_zero() {
                 return None;
             }
-            match &self.pidfd {
-                Some(pidfd) => poll(&mut [PollFd::new(pidfd, PollFlags::IN)], left),
-                None => poll(&mut [], left.min(END_CHECK)),
-            }
+            self.wait_for_end(left);
         }
     }
 }
@@ -454,7 +532,7 @@ mod tests {
             let command = HelperCommand::parse(&shell_words::join(["sh", "-c", script])).unwrap();
             let abort = crossbeam_channel::never();
             let job = job(&command, Instant::now() + time, &abort);
-            let mut process = Process::start(&job).unwrap();
+            let mut process = Process::start(&command, &[], &[]).unwrap();
             process.pidfd = None;
             let cause = process.attend(&job);
             let (end, output, _) = process.end(cause, &Strays::default());
