@@ -90,6 +90,14 @@ pub fn merge(
     })
 }
 
+/// The `exp` in the helper's `server_claims`, as written, and what it means at `now`, in seconds since 1970.
+///
+/// Nothing for claims that [`merge`] refuses.
+pub fn expiry(wishes: &RawValue, now: i64) -> Option<(i64, Expiry)> {
+    let exp = Wishes::read(wishes).ok()?.exp?;
+    Some((exp, Expiry::of(exp, now)))
+}
+
 /// What an `exp` that was wished means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {

@@ -31,8 +31,8 @@ use openssl::stack::Stack;
 use openssl::x509::store::X509StoreBuilder;
 use openssl::x509::verify::{X509VerifyFlags, X509VerifyParam};
 use openssl::x509::{X509, X509Ref, X509Req, X509StoreContext};
-use serde::Deserialize;
 
+use super::claims::{self, Expiry};
 use crate::config::{Enrollment, Features};
 use crate::helper::Answer;
 use crate::pki::csr::Csr;
@@ -273,31 +273,19 @@ fn is_same_path(one: &str, two: &str) -> bool {
     Path::new(&one) == Path::new(&two)
 }
 
-/// Below this, an `exp` is no time of this century: somebody meant a duration, as the original's manual does.
-const EXP_IS_DURATION_BELOW: i64 = 1_000_000_000;
-
-/// A server JWT must be valid for longer than this, in seconds; otherwise it gets the default validity.
-const VALIDITY_SECS_MIN: i64 = 3_600;
-
 fn check_expiry(answer: &Answer, unix_time: i64, findings: &mut Findings) {
-    #[derive(Deserialize)]
-    struct Claims {
-        exp: Option<serde_json::Number>,
-    }
-
-    let claims = answer.server_claims.as_ref().map(|claims| serde_json::from_str(claims.get()));
-    let Some(Ok(Claims { exp: Some(exp) })) = claims else { return };
-    let Some(secs) = exp.as_i64().or_else(|| exp.as_f64().map(|secs| secs as i64)) else { return };
-    let is_duration = secs > 0 && secs < EXP_IS_DURATION_BELOW;
-    let validity = if is_duration { secs } else { secs.saturating_sub(unix_time) };
-    if validity <= VALIDITY_SECS_MIN {
-        findings.warn(format!(
-            "exp of server_claims is {secs}, which is past or within an hour, and the default validity is used: give seconds since 1970"
-        ));
-    } else if is_duration {
-        findings.warn(format!(
-            "exp of server_claims is {secs} and is taken as a duration in seconds: give seconds since 1970"
-        ));
+    let wishes = answer.server_claims.as_deref();
+    let Some((exp, meaning)) = wishes.and_then(|wishes| claims::expiry(wishes, unix_time)) else {
+        return;
+    };
+    match meaning {
+        Expiry::At(_) => {}
+        Expiry::In(_) => findings.warn(format!(
+            "exp of server_claims is {exp} and is taken as a duration in seconds: give seconds since 1970"
+        )),
+        Expiry::TooEarly => findings.warn(format!(
+            "exp of server_claims is {exp}, which is past or within an hour, and the default validity is used: give seconds since 1970"
+        )),
     }
 }
 
@@ -907,6 +895,12 @@ mod tests {
             bench.check(answer(exp), &[]);
         }
         Bench::new().check(answer(json!(1)), &[]);
+        // It is found however the claims are read for the token.
+        let mut other = configured(json!({}));
+        other["server_claims"] = json!({"EXP": "1"});
+        bench.check(other, &[warning(
+            "exp of server_claims is 1, which is past or within an hour, and the default validity is used: give seconds since 1970"
+        )]);
     }
 
     #[test]
