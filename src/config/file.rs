@@ -76,13 +76,13 @@ settings! {
         broker_provisioning_password: Secret,
         /// Names no node may get a certificate for, regular expressions. Default: those of privileged and other clients, also for an empty list.
         cert_deny_list: Vec<At<String>>,
-        /// File of the certificate or public key that provisioning JWTs are verified with, or an Ed25519 public key in hex. Required by `features.jwt`.
+        /// File of the certificate or public key that provisioning JWTs are verified with, or an Ed25519 public key in hex. Required by `features.jwt` and `features.ed25519`.
         jwt_verify_cert: String,
-        /// The key that server JWTs are signed with. Not used by this version.
+        /// File of the key that server JWTs are signed with: an Ed25519 seed in hex, or an RSA key in PEM. Required by `features.ed25519`.
         jwt_signing_key: String,
-        /// The client JWT that allows us to sign. Not used by this version.
+        /// File of the client JWT that makes the holder of `jwt_signing_key` a chain issuer. Default: none, so brokers must know the key itself.
         jwt_signing_token: String,
-        /// How long a server JWT is valid. Default: 1y. Not used by this version.
+        /// How long a server JWT is valid, unless the helper wishes otherwise. Default: 1y.
         server_jwt_validity: Duration,
         /// Not used, kept for existing files.
         rego_policy: String,
@@ -136,7 +136,7 @@ settings! {
         pki: bool,
         /// Nodes show a provisioning JWT, and it is verified. Default: false.
         jwt: bool,
-        /// Nodes get a server JWT for their Ed25519 key. Default: false. Not available in this version.
+        /// Nodes get a server JWT for an Ed25519 key they make; includes `jwt`, excludes `pki`. Default: false.
         ed25519: bool,
         /// Nodes are upgraded first when the helper says so. Default: false. Not available in this version.
         upgrades: bool,

@@ -9,6 +9,7 @@ pub mod duration;
 pub mod file;
 pub mod pattern;
 pub mod report;
+pub mod signing;
 pub mod yaml;
 
 use std::fmt;
@@ -18,7 +19,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::LevelFilter;
 use regex::Regex;
@@ -29,9 +30,10 @@ use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
 use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
+use crate::config::signing::SigningFiles;
 use crate::helper::HelperCommand;
 
-/// The provisioner's own settings; every field is named after its key.
+/// The provisioner's own settings; every field but `signing` is named after its key.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Nodes worked on at once.
@@ -64,6 +66,10 @@ pub struct Config {
     pub cert_deny_list: Vec<Regex>,
     /// What provisioning JWTs are verified with; always there with `features.jwt`.
     pub jwt_verify_cert: Option<VerifyKeySource>,
+    /// What server JWTs are signed with; there exactly with `features.ed25519`.
+    pub signing: Option<SigningFiles>,
+    /// How long a server JWT is valid, unless the helper wishes otherwise or our own token ends before.
+    pub server_jwt_validity: Duration,
     /// What is done for a node beyond configuring it.
     pub features: Features,
     /// Longest time for one node.
@@ -205,6 +211,13 @@ impl Config {
         refuse_what_is_not_there_yet(&file, report);
         check_unused(&file, report);
         let features = features(file.features.as_ref(), report);
+        let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
+        let jwt_verify_cert = jwt_verify_cert(file.jwt_verify_cert, features, report);
+        let signing = signing::Written {
+            key: file.jwt_signing_key,
+            token: file.jwt_signing_token,
+            validity: file.server_jwt_validity,
+        };
         let interval = interval(file.interval, report);
         let helper_timeout =
             bounded("helper_timeout", file.helper_timeout, secs(10), ms(100)..=secs(600), report);
@@ -225,7 +238,13 @@ impl Config {
                 .map(|at| at.value)
                 .filter(|password| !password.expose().is_empty()),
             cert_deny_list: cert_deny_list(file.cert_deny_list, report),
-            jwt_verify_cert: jwt_verify_cert(file.jwt_verify_cert, features.jwt, report),
+            server_jwt_validity: signing::validity(&signing, is_issuer, report),
+            signing: if is_issuer {
+                signing::signing(signing, jwt_verify_cert.as_ref(), unix_time(), report)
+            } else {
+                None
+            },
+            jwt_verify_cert,
             features,
             node_timeout: node_timeout(file.node_timeout, helper_timeout, report),
             probe_timeout: bounded(
@@ -307,11 +326,6 @@ fn check_unused(file: &File, report: &mut Report) {
     if let Some(At { line, .. }) = file.rego_policy {
         report.warn(line, "rego_policy: has no effect, as in the original");
     }
-    if let Some(At { line, value }) = &file.server_jwt_validity
-        && value.is_zero()
-    {
-        report.error(*line, "server_jwt_validity: must not be zero");
-    }
 }
 
 fn features(written: Option<&At<WrittenFeatures>>, report: &mut Report) -> Features {
@@ -319,10 +333,8 @@ fn features(written: Option<&At<WrittenFeatures>>, report: &mut Report) -> Featu
         return Features { jwt: false, upgrades: false, enrollment: Enrollment::Off };
     };
     let is_on = |flag: &Option<At<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
-    for (key, flag) in [("ed25519", &written.ed25519), ("upgrades", &written.upgrades)] {
-        if let Some(At { line, value: true }) = flag {
-            report.error(*line, format!("features.{key}: not supported by this version yet"));
-        }
+    if let Some(At { line, value: true }) = written.upgrades {
+        report.error(line, "features.upgrades: not supported by this version yet");
     }
     let enrollment = match (is_on(&written.pki), is_on(&written.ed25519)) {
         (true, true) => {
@@ -492,12 +504,18 @@ fn cert_deny_list(written: Option<At<Vec<At<String>>>>, report: &mut Report) -> 
 
 fn jwt_verify_cert(
     written: Option<At<String>>,
-    is_needed: bool,
+    features: Features,
     report: &mut Report,
 ) -> Option<VerifyKeySource> {
     let Some(At { line, value }) = written.filter(|at| !at.value.is_empty()) else {
-        if is_needed {
-            report.error(None, "jwt_verify_cert: must be set when `features.jwt` is on");
+        if features.jwt {
+            let feature = if features.enrollment == Enrollment::OrganizationIssuer {
+                "ed25519"
+            } else {
+                "jwt"
+            };
+            let text = format!("jwt_verify_cert: must be set when `features.{feature}` is on");
+            report.error(None, text);
         }
         return None;
     };
@@ -509,7 +527,7 @@ fn jwt_verify_cert(
         return Some(VerifyKeySource::Ed25519(key));
     }
     // An unused key file may be missing: the original never looks at it.
-    if is_needed && let Err(error) = read_file(path) {
+    if features.jwt && let Err(error) = read_file(path) {
         report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
         report.error(
             line,
@@ -609,6 +627,12 @@ impl Shown for Duration {
     }
 }
 
+/// Seconds since 1970.
+fn unix_time() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
 fn secs(count: u64) -> Duration {
     Duration::from_secs(count)
 }
@@ -686,6 +710,8 @@ mod tests {
         let deny: Vec<_> = config.cert_deny_list.iter().map(|regex| regex.as_str()).collect();
         assert_eq!(deny, DENY_DEFAULT);
         assert_eq!(config.jwt_verify_cert, None);
+        assert_eq!(config.signing, None);
+        assert_eq!(config.server_jwt_validity, secs(365 * 24 * 3_600));
         let off = Features { jwt: false, upgrades: false, enrollment: Enrollment::Off };
         assert_eq!(config.features, off);
         assert_eq!(config.node_timeout, secs(120));
@@ -1016,13 +1042,6 @@ mod tests {
             "features: {upgrades: true}",
             &["t.yaml:3: features.upgrades: not supported by this version yet"],
         );
-        wrong(
-            "features: {ed25519: true, pki: true}\njwt_verify_cert: /dev/null",
-            &[
-                "t.yaml:3: features.ed25519: not supported by this version yet",
-                "can only enable one of",
-            ],
-        );
         let mut report = Report::new("t.yaml");
         assert!(Config::parse(b"helper: /bin/true\n", &mut report).is_none());
         assert_eq!(report.errors.len(), 1);
@@ -1089,6 +1108,34 @@ mod tests {
             &["nor 64 hex digits"],
         );
         wrong("features: {jwt: on}\njwt_verify_cert: /", &["/ is no readable file"]);
+    }
+
+    #[test]
+    fn a_server_jwt_needs_a_verified_node_and_something_to_sign_with() {
+        let features = |text: &str| good(text).0.features;
+        let seed = "tests/vectors/captures/issuer/signer.seed";
+        let with = "jwt_verify_cert: /etc/passwd\njwt_signing_key: {seed}".replace("{seed}", seed);
+        let on = Features { jwt: true, upgrades: false, enrollment: Enrollment::OrganizationIssuer };
+        assert_eq!(features(&format!("features: {{ed25519: on}}\n{with}")), on);
+        assert_eq!(features(&format!("features: {{ed25519: on, jwt: off}}\n{with}")), on);
+        let (config, _) = good(&format!("features: {{ed25519: on}}\n{with}"));
+        assert_eq!(config.signing, Some(SigningFiles { key: seed.into(), token: None }));
+
+        wrong(
+            "features: {ed25519: true}",
+            &[
+                "t.yaml: jwt_verify_cert: must be set when `features.ed25519` is on",
+                "t.yaml: jwt_signing_key: must be set when `features.ed25519` is on",
+            ],
+        );
+        wrong(
+            "features: {ed25519: true, pki: true}",
+            &["t.yaml:3: features: can only enable one of `pki` and `ed25519`"],
+        );
+        // Without the feature nobody will read them.
+        let unused = "jwt_signing_key: /nowhere\njwt_signing_token: /nowhere";
+        check(unused, |c| c.signing.clone(), None);
+        check("server_jwt_validity: 90d", |c| c.server_jwt_validity, secs(90 * 24 * 3_600));
     }
 
     #[test]

@@ -438,7 +438,8 @@ impl std::error::Error for ParseError {
     }
 }
 
-fn date(unix_time: i64) -> String {
+/// A time in seconds since 1970, for people.
+pub(crate) fn date(unix_time: i64) -> String {
     match DateTime::from_timestamp(unix_time, 0) {
         Some(time) => time.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
         None => format!("second {unix_time}"),
