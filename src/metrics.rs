@@ -98,6 +98,8 @@ pub struct Metrics {
     pub helper_processes: IntGauge,
     /// Such processes started in the place of one that failed.
     pub helper_restarts: IntCounter,
+    /// Unix time at which a `token` of ours expires, in seconds: `signing` is the one server JWTs hang on.
+    pub token_expiry_timestamp_seconds: IntGaugeVec,
 }
 
 impl Metrics {
@@ -227,6 +229,11 @@ impl Metrics {
             helper_restarts: make.counter(
                 "helper_restarts_total",
                 "Helper processes started in the place of one that failed or ended",
+            ),
+            token_expiry_timestamp_seconds: make.gauges(
+                "token_expiry_timestamp_seconds",
+                "Unix time at which a token of the provisioner expires",
+                "token",
             ),
             calls,
             registry: make.registry.clone(),
@@ -593,6 +600,7 @@ mod tests {
         ] {
             labelled.with_label_values(&["x"]).inc();
         }
+        metrics.token_expiry_timestamp_seconds.with_label_values(&["x"]).inc();
         let text = metrics.render();
         let mut names = Vec::new();
         for line in text.lines() {

@@ -527,7 +527,9 @@ fn jwt_verify_cert(
         return Some(VerifyKeySource::Ed25519(key));
     }
     // An unused key file may be missing: the original never looks at it.
-    if features.jwt && let Err(error) = read_file(path) {
+    if features.jwt
+        && let Err(error) = read_file(path)
+    {
         report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
         report.error(
             line,
@@ -1115,7 +1117,8 @@ mod tests {
         let features = |text: &str| good(text).0.features;
         let seed = "tests/vectors/captures/issuer/signer.seed";
         let with = "jwt_verify_cert: /etc/passwd\njwt_signing_key: {seed}".replace("{seed}", seed);
-        let on = Features { jwt: true, upgrades: false, enrollment: Enrollment::OrganizationIssuer };
+        let on =
+            Features { jwt: true, upgrades: false, enrollment: Enrollment::OrganizationIssuer };
         assert_eq!(features(&format!("features: {{ed25519: on}}\n{with}")), on);
         assert_eq!(features(&format!("features: {{ed25519: on, jwt: off}}\n{with}")), on);
         let (config, _) = good(&format!("features: {{ed25519: on}}\n{with}"));

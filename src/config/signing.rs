@@ -61,11 +61,8 @@ const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// Of the file that `setting` names.
 fn content(setting: &'static str, path: &Path) -> Result<Zeroizing<String>, SigningError> {
-    let fault = |error| SigningError {
-        setting,
-        path: path.to_path_buf(),
-        fault: Fault::Unreadable(error),
-    };
+    let fault =
+        |error| SigningError { setting, path: path.to_path_buf(), fault: Fault::Unreadable(error) };
     // As large as it may ever become: when it grows, the old place is not wiped.
     let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize + 1));
     let file = File::open(path).map_err(fault)?;
@@ -168,7 +165,10 @@ fn warn_of_token(
     if client::expires_soon(issuer.expires(), now) {
         report.warn(
             token.line,
-            format!("{TOKEN}: {} expires on {ends}, and all it signed with it: replace it", token.value),
+            format!(
+                "{TOKEN}: {} expires on {ends}, and all it signed with it: replace it",
+                token.value
+            ),
         );
     } else if i64::try_from(validity.as_secs()).is_ok_and(|secs| issuer.expires() - now < secs) {
         report.warn(
@@ -300,7 +300,10 @@ mod tests {
             json!({"token": "/nowhere"}),
             &format!("t.yaml:2: jwt_signing_token: /nowhere: {missing}"),
         );
-        files.fails(json!({"key": "/"}), "t.yaml:1: jwt_signing_key: /: Is a directory (os error 21)");
+        files.fails(
+            json!({"key": "/"}),
+            "t.yaml:1: jwt_signing_key: /: Is a directory (os error 21)",
+        );
         files.fails(
             json!({"token": "/"}),
             "t.yaml:2: jwt_signing_token: /: Is a directory (os error 21)",
@@ -327,7 +330,9 @@ mod tests {
         files.write("key", "abc");
         files.fails(
             json!({"token": null}),
-            &format!("t.yaml:1: jwt_signing_key: {key}: invalid seed length: 3 hex digits instead of 64"),
+            &format!(
+                "t.yaml:1: jwt_signing_key: {key}: invalid seed length: 3 hex digits instead of 64"
+            ),
         );
 
         files.write("key", &"ab".repeat(32));
@@ -418,7 +423,9 @@ mod tests {
         assert_eq!(check(3_601, true), Found::default());
         assert_eq!(
             check(3_600, true).warnings,
-            ["t.yaml:3: server_jwt_validity: nodes can't connect any more after 1h, until they are provisioned again"]
+            [
+                "t.yaml:3: server_jwt_validity: nodes can't connect any more after 1h, until they are provisioned again"
+            ]
         );
     }
 
@@ -457,7 +464,9 @@ mod tests {
         assert_eq!(signing.read(NOW).unwrap().expires(), Some(NOW + 5));
         check(
             signing.read(NOW + 5),
-            &format!("could not use jwt_signing_token {token}: the token expired on 2026-11-29 23:46:45 UTC"),
+            &format!(
+                "could not use jwt_signing_token {token}: the token expired on 2026-11-29 23:46:45 UTC"
+            ),
         );
 
         files.write("key", "");
@@ -470,7 +479,9 @@ mod tests {
         std::fs::remove_file(&key).unwrap();
         check(
             signing.read(NOW),
-            &format!("could not read jwt_signing_key {key}: No such file or directory (os error 2)"),
+            &format!(
+                "could not read jwt_signing_key {key}: No such file or directory (os error 2)"
+            ),
         );
     }
 

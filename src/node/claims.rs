@@ -335,11 +335,11 @@ impl fmt::Display for Warning {
         match self {
             Warning::OtherOrganization { wished, ours } => write!(
                 f,
-                "The helper wants organization {wished:?} in the server JWT, but jwt_signing_token belongs to {ours:?}"
+                "ou of server_claims is {wished:?}, but jwt_signing_token belongs to {ours:?}, and brokers will refuse the node: leave it out"
             ),
             Warning::Cut { wished, ends } => write!(
                 f,
-                "The helper wants a server JWT until {wished}, but jwt_signing_token ends at {ends} and so does all it signs"
+                "exp of server_claims is {wished}, but jwt_signing_token expires at {ends}, and so does all it signs: renew it"
             ),
         }
     }
@@ -434,7 +434,7 @@ mod tests {
         let (_, warnings) = merged_by(&ours("acme"), r#"{"ou":"choria"}"#, &[]);
         assert_eq!(
             warnings[0].to_string(),
-            r#"The helper wants organization "choria" in the server JWT, but jwt_signing_token belongs to "acme""#
+            r#"ou of server_claims is "choria", but jwt_signing_token belongs to "acme", and brokers will refuse the node: leave it out"#
         );
     }
 
@@ -518,7 +518,7 @@ mod tests {
         assert_eq!(beyond, [Warning::Cut { wished: ends + 1, ends }]);
         assert_eq!(
             beyond[0].to_string(),
-            "The helper wants a server JWT until 2051222401, but jwt_signing_token ends at 2051222400 and so does all it signs"
+            "exp of server_claims is 2051222401, but jwt_signing_token expires at 2051222400, and so does all it signs: renew it"
         );
     }
 

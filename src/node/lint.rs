@@ -32,7 +32,7 @@ use openssl::x509::store::X509StoreBuilder;
 use openssl::x509::verify::{X509VerifyFlags, X509VerifyParam};
 use openssl::x509::{X509, X509Ref, X509Req, X509StoreContext};
 
-use super::claims::{self, Expiry};
+use super::claims::{self, Expiry, Warning};
 use crate::config::{Enrollment, Features};
 use crate::helper::Answer;
 use crate::pki::csr::Csr;
@@ -106,6 +106,11 @@ impl Finding {
     /// A private key that cannot be sent.
     pub fn of_key(error: &ecdh::Error) -> Finding {
         Finding { severity: Severity::Error, text: with_causes(error) }
+    }
+
+    /// A claim of the server JWT that will not be as wished.
+    pub fn of_claims(warning: &Warning) -> Finding {
+        Finding { severity: Severity::Warning, text: warning.to_string() }
     }
 }
 

@@ -21,13 +21,15 @@ use openssl::error::ErrorStack;
 use openssl::rand::rand_bytes;
 use zeroize::Zeroizing;
 
+use crate::config::signing::SigningError;
 use crate::config::{Config, Enrollment, VerifyKeySource};
 use crate::gate::{Closed, Gate, Reason, Term};
-use crate::helper::{self, Answer, CsrInput, Helper};
+use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
+use crate::jwt::server::{IssueError, Issued};
 use crate::jwt::{KeyError, VerifyKey};
 use crate::metrics::Metrics;
 use crate::pki::ecdh::{self, Ephemeral, Sealed};
-use crate::protocol::Identity;
+use crate::protocol::{Identity, random_bytes};
 use crate::rpc::actions::{Configure, GenCsr, Inventory, Jwt, Restart, Shutdown};
 use crate::rpc::{
     self, Action, Arrival, Attempt, Call, Checked, Contradiction, Patience, Registration, Rpc,
@@ -36,6 +38,7 @@ use crate::rpc::{
 use crate::shutdown::Never;
 use crate::transport::PublishError;
 
+use self::keyed::{Challenge, Keyed, Signer};
 use self::step::{BadAnswer, Decision, Described, Plan, Ready, Refusal, Verified};
 
 /// What every attempt needs.
@@ -118,11 +121,14 @@ impl Node<'_> {
             true => self.step("jwt", Node::verify)?,
             false => Verified::unasked(self.identity.clone()),
         };
-        let described = self.step("inventory", |node| node.describe(verified))?;
+        let keyed = match features.enrollment {
+            Enrollment::OrganizationIssuer => self.step("gen25519", |node| node.prove(verified))?,
+            Enrollment::Off | Enrollment::Pki => verified.without_key(),
+        };
+        let described = self.step("inventory", |node| node.describe(keyed))?;
         let ready = match features.enrollment {
-            Enrollment::Off => described.without_csr(),
             Enrollment::Pki => self.step("gencsr", |node| node.enroll(described))?,
-            Enrollment::OrganizationIssuer => return Err(Error::NoIssuer),
+            Enrollment::Off | Enrollment::OrganizationIssuer => described.without_csr(),
         };
         let answer = self.step("helper", |node| node.ask_helper(&ready))?;
         let plan = match self.decide(ready, answer)? {
@@ -133,9 +139,11 @@ impl Node<'_> {
                 return Ok(Outcome::ShutDown);
             }
         };
+        let server_jwt = self.sign(&plan)?;
         let key = seal(&plan)?;
         self.hear_contradictions()?;
-        let configured_at = self.step("configure", |node| node.configure(&plan, key.as_ref()))?;
+        let credentials = Credentials { server_jwt, key };
+        let configured_at = self.step("configure", |node| node.configure(&plan, &credentials))?;
         let restarted_at = self.step("restart", Node::restart)?;
         Ok(Outcome::Provisioned { configured_at, restarted_at })
     }
@@ -153,10 +161,39 @@ impl Node<'_> {
         Ok(verified)
     }
 
+    /// Asks for a key, with another nonce at each try, and for the proof that the node holds it. What we sign with is read first: without
+    /// it the node need not make one, nor the helper be asked.
+    fn prove(&mut self, verified: Verified) -> Result<Keyed, Error> {
+        let signer = self.signer()?;
+        let token = self.context.config.token.expose();
+        let answer = self.attempt.call(
+            &mut |_| Challenge::new(random_bytes(), token),
+            &mut |challenge, reply| match challenge.check(reply) {
+                Ok(key) => Checked::Done(Ok(key)),
+                // Once may be an answer to another provisioner's request.
+                Err(error) => Checked::OnceMore(Err(error)),
+            },
+        );
+        let key = answer.map_err(|source| self.rpc_error(Action::Gen25519, source))?;
+        let key = key.map_err(Refusal::Key)?;
+        Ok(verified.with_key(key, signer))
+    }
+
+    /// What signs server JWTs, from files that are read for every node, so that they can be replaced.
+    fn signer(&self) -> Result<Signer, Error> {
+        let Context { config, metrics, .. } = self.context;
+        let files = config.signing.as_ref().ok_or(Error::NoSigningKey)?;
+        let issuer = files.read(unix_time()).map_err(Error::Signing)?;
+        if let Some(expires) = issuer.expires() {
+            metrics.token_expiry_timestamp_seconds.with_label_values(&["signing"]).set(expires);
+        }
+        Ok(Signer { issuer, validity: config.server_jwt_validity })
+    }
+
     /// Reads the inventory the prober holds, or asks for it again. Only now: a stranger's JSON is not parsed.
-    fn describe(&mut self, verified: Verified) -> Result<Described, Error> {
+    fn describe(&mut self, keyed: Keyed) -> Result<Described, Error> {
         let reply = self.call(Inventory {})?;
-        Ok(verified.described(reply.data))
+        Ok(keyed.described(reply.data))
     }
 
     /// Asks for a certificate request and checks it.
@@ -178,10 +215,17 @@ impl Node<'_> {
             public_key: &sent.public_key,
             ssldir: &sent.ssldir,
         });
+        let key =
+            ready.key().map(|key| (key.public_key_hex(), key.signature_hex(), key.directory()));
+        let ed25519 = key.as_ref().map(|(public_key, signature, directory)| Ed25519Input {
+            public_key,
+            directory,
+            signature,
+        });
         let input = helper::Input {
             identity: self.identity,
             csr,
-            ed25519: None,
+            ed25519,
             inventory: ready.inventory(),
             jwt: ready.claims(),
         };
@@ -218,8 +262,18 @@ impl Node<'_> {
         }
     }
 
+    /// Signs the server JWT, if the node made a key for one.
+    fn sign(&self, plan: &Plan) -> Result<Option<Issued>, Error> {
+        let Some(unsigned) = &plan.server_jwt else { return Ok(None) };
+        let issued = unsigned.sign(unix_time(), random_bytes()).map_err(Error::Sign)?;
+        let (node, jwt_id, expires) = (self.identity.as_str(), issued.id.as_str(), issued.expires);
+        log::debug!(component = node, node, jwt_id, expires; "Signed a server JWT for {node}");
+        Ok(Some(issued))
+    }
+
     /// Sends the configuration; returns when that was answered.
-    fn configure(&mut self, plan: &Plan, key: Option<&Sealed>) -> Result<Instant, Error> {
+    fn configure(&mut self, plan: &Plan, credentials: &Credentials) -> Result<Instant, Error> {
+        let key = credentials.key.as_ref();
         let config = serde_json::to_string(&plan.configuration)
             .expect("an object of texts can be written as JSON");
         let reply = self.call(Configure {
@@ -230,7 +284,7 @@ impl Node<'_> {
             ecdh_public: key.map_or("", |sealed| &sealed.ecdh_public),
             key: key.map_or("", |sealed| &sealed.key),
             opa_policies: &plan.opa_policies,
-            server_jwt: "",
+            server_jwt: credentials.server_jwt.as_ref().map_or("", |issued| &issued.text),
             ssldir: &plan.ssldir,
             token: self.context.config.token.expose(),
         })?;
@@ -265,11 +319,7 @@ impl Node<'_> {
         if !wait.is_zero() {
             self.step("contradiction_wait", |node| {
                 let listened = node.attempt.listen(wait);
-                listened.map_err(|source| Error::Rpc {
-                    action: Action::Configure,
-                    node: node.identity.clone(),
-                    source,
-                })
+                listened.map_err(|source| node.rpc_error(Action::Configure, source))
             })?;
         }
         self.check_contradictions()
@@ -286,7 +336,11 @@ impl Node<'_> {
     fn call<C: Call + Copy>(&mut self, request: C) -> Result<C::Reply, Error> {
         self.attempt
             .call(&mut |_| request, &mut |_, reply| Checked::Done(reply))
-            .map_err(|source| Error::Rpc { action: C::ACTION, node: self.identity.clone(), source })
+            .map_err(|source| self.rpc_error(C::ACTION, source))
+    }
+
+    fn rpc_error(&self, action: Action, source: rpc::Error) -> Error {
+        Error::Rpc { action, node: self.identity.clone(), source }
     }
 
     /// Takes one step and notes how long it took.
@@ -304,6 +358,12 @@ impl Node<'_> {
         let node = self.identity.as_str();
         log::warn!(component = node, node; "The helper's answer for {node}: {warning}");
     }
+}
+
+/// What was made for one node, to go with its configuration.
+struct Credentials {
+    server_jwt: Option<Issued>,
+    key: Option<Sealed>,
 }
 
 /// Upper bound of the random wait before a node restarts: it waits exactly 2 s with this, as with the original.
@@ -400,8 +460,12 @@ enum Error {
     VerifyKeyFile { path: PathBuf, source: io::Error },
     /// The key for provisioning JWTs is none.
     VerifyKey { path: Option<PathBuf>, source: KeyError },
-    /// The node needs a server JWT, which nothing here makes.
-    NoIssuer,
+    /// There is no key for server JWTs.
+    NoSigningKey,
+    /// The files that server JWTs are signed with can't be read, or are no use.
+    Signing(SigningError),
+    /// The server JWT could not be signed.
+    Sign(IssueError),
 }
 
 impl Error {
@@ -418,8 +482,11 @@ impl Error {
             Error::Key(_)
             | Error::NoVerifyKey
             | Error::VerifyKeyFile { .. }
-            | Error::VerifyKey { .. } => Outcome::Misconfigured,
-            Error::TimeUp | Error::NoIssuer => Outcome::Failed,
+            | Error::VerifyKey { .. }
+            | Error::NoSigningKey
+            | Error::Signing(_)
+            | Error::Sign(_) => Outcome::Misconfigured,
+            Error::TimeUp => Outcome::Failed,
         }
     }
 }
@@ -507,7 +574,12 @@ impl fmt::Display for Error {
                 write!(f, "could not use validation certificate {}", path.display())
             }
             Error::VerifyKey { path: None, .. } => f.write_str("could not use jwt_verify_cert"),
-            Error::NoIssuer => f.write_str("server JWTs are not supported by this version yet"),
+            // The original's words.
+            Error::NoSigningKey => {
+                f.write_str("no jwt signing key configured using jwt_signing_key")
+            }
+            Error::Signing(error) => error.fmt(f),
+            Error::Sign(error) => error.fmt(f),
         }
     }
 }
@@ -519,6 +591,8 @@ impl std::error::Error for Error {
             Error::Refused(refusal) => refusal.source(),
             Error::Helper(source) => Some(source),
             Error::BadAnswer(source) => Some(source),
+            Error::Signing(error) => error.source(),
+            Error::Sign(error) => error.source(),
             Error::Key(error) => error.source(),
             Error::VerifyKeyFile { source, .. } => Some(source),
             Error::VerifyKey { source, .. } => Some(source),
@@ -527,7 +601,7 @@ impl std::error::Error for Error {
             | Error::TimeUp
             | Error::Deferred { .. }
             | Error::NoVerifyKey
-            | Error::NoIssuer => None,
+            | Error::NoSigningKey => None,
         }
     }
 }
@@ -618,6 +692,7 @@ mod tests {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     use crossbeam_channel::{Sender, at, bounded};
+    use ed25519_dalek::Signer as _;
     use openssl::derive::Deriver;
     use openssl::pkey::{Id, PKey, Private};
     use openssl::sha::sha256;
@@ -627,7 +702,7 @@ mod tests {
     use super::*;
     use crate::config::report::Report as Findings;
     use crate::helper::Limits;
-    use crate::jwt::testing;
+    use crate::jwt::{server, testing};
     use crate::node::lint::testing::{self as certificates, Ca};
     use crate::protocol::{self, Codec, v1};
     use crate::transport::Message;
@@ -689,6 +764,146 @@ mod tests {
             "purpose": "choria_provisioning",
         });
         assert_eq!(input, expected);
+    }
+
+    #[test]
+    fn a_node_of_an_organization_gets_a_server_jwt_for_the_key_it_proved() {
+        let site = Site::issuer("cat >input; cat answer");
+        site.write(
+            "answer",
+            r#"{"configuration":{"plugin.security.provider":"choria","plugin.choria.server.provision":"0"},"server_claims":{"permissions":{"streams":true}}}"#,
+        );
+        let report = site.provision();
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        let steps: Vec<_> = report.steps.iter().map(|(name, _)| *name).collect();
+        assert_eq!(steps, ["jwt", "gen25519", "inventory", "helper", "configure", "restart"]);
+        assert_eq!(site.actions(), ["inventory", "jwt", "gen25519", "configure", "restart"]);
+
+        // What the helper gets is what the original gives it, but for what this node made for itself.
+        let asked = site.asked();
+        let nonce = asked[2].nonce();
+        assert_eq!(
+            asked[2].body,
+            format!(
+                r#"{{"agent":"choria_provision","action":"gen25519","data":{{"nonce":"{nonce}","token":"s3cret"}}}}"#
+            )
+        );
+        let key = testing::node();
+        let mut expected: Value =
+            serde_json::from_str(&testing::recorded("issuer/helper-input.json")).unwrap();
+        expected["jwt"] = json!({
+            "cht": "s3cret", "chs": false, "chpd": true, "extensions": null, "ou": "choria",
+            "purpose": "choria_provisioning",
+        });
+        let public_key = hex(key.verifying_key().as_bytes());
+        expected["ed25519_pubkey"]["public_key"] = json!(public_key);
+        expected["ed25519_pubkey"]["signature"] =
+            json!(hex(&key.sign(nonce.as_bytes()).to_bytes()));
+        let input = site.read("input");
+        assert_eq!(serde_json::from_str::<Value>(&input).unwrap(), expected);
+        let places = [
+            "{\"identity\":",
+            "\"csr\":null,",
+            "\"ed25519_pubkey\":{\"public_key\":",
+            ",\"directory\":",
+            ",\"signature\":",
+            ",\"inventory\":",
+            ",\"jwt\":{",
+        ]
+        .map(|key| input.find(key).unwrap_or_else(|| panic!("{key} is not in {input}")));
+        assert!(places.is_sorted(), "{input}");
+
+        let body: Value = serde_json::from_str(&asked[3].body).unwrap();
+        let token = body["data"]["server_jwt"].as_str().unwrap();
+        let organization = testing::issuer().verifying_key();
+        let token = server::verify(token, &organization, unix_time()).unwrap();
+        assert_eq!(token.own.identity, NODE);
+        assert_eq!(token.own.collectives, ["choria"]);
+        assert!(token.own.permissions.unwrap().streams);
+        assert_eq!(token.standard.public_key, public_key);
+        let validity = token.standard.exp.unwrap() - token.standard.iat.unwrap();
+        assert!((0..=1).contains(&(365 * 24 * 3_600 - validity)), "{validity}");
+        assert!(site.context.metrics.render().contains(
+            r#"choria_provisioner_token_expiry_timestamp_seconds{site="test",token="signing"} 2051222400"#
+        ));
+    }
+
+    #[test]
+    fn a_key_that_is_not_proved_is_asked_for_once_more_and_then_refused() {
+        for (answers, outcome) in [(1, None), (2, Some(Outcome::Refused))] {
+            let site = Site::issuer("touch ran; cat answer");
+            site.write("answer", r#"{"configuration":{"a":"b"}}"#);
+            site.answers("gen25519", move |site, asked| {
+                let times = site.actions().iter().filter(|action| *action == "gen25519").count();
+                let nonce = if times <= answers { "another nonce" } else { asked.nonce() };
+                vec![asked.reply(&key_answer(nonce))]
+            });
+            let report = site.provision();
+            let asked: Vec<_> =
+                site.asked().into_iter().filter(|asked| asked.action == "gen25519").collect();
+            assert_eq!(asked.len(), 2);
+            assert_ne!(asked[0].nonce(), asked[1].nonce());
+            match outcome {
+                None => {
+                    assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}")
+                }
+                Some(outcome) => {
+                    assert_eq!(report.outcome, outcome);
+                    assert_eq!(
+                        report.reason,
+                        "could not fetch ed25519 public key: invalid nonce signature"
+                    );
+                    assert!(!site.has("ran"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_we_sign_with_is_read_for_every_node_and_before_it_makes_a_key() {
+        let site = Site::issuer("touch ran; cat answer");
+        site.write("answer", r#"{"configuration":{"a":"b"}}"#);
+        site.write("key", &"ab".repeat(32));
+        let token = site.path("token").display().to_string();
+        check(
+            &site,
+            Outcome::Misconfigured,
+            &format!(
+                "could not use jwt_signing_token {token}: the seed does not belong to the token: another public_key is in it"
+            ),
+        );
+        std::fs::remove_file(site.path("key")).unwrap();
+        check_start(&site, Outcome::Misconfigured, "could not read jwt_signing_key ");
+        assert_eq!(site.actions(), ["inventory", "jwt", "inventory", "jwt"]);
+        assert!(!site.has("ran"));
+
+        site.write("key", testing::SIGNER_SEED);
+        let report = site.provision();
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+
+        let mut site = Site::issuer("");
+        Arc::get_mut(&mut site.context.config).unwrap().signing = None;
+        check(&site, Outcome::Misconfigured, "no jwt signing key configured using jwt_signing_key");
+    }
+
+    #[test]
+    fn claims_that_make_no_token_are_a_fault_of_the_helper() {
+        for (claims, expected) in [
+            (r#"{"exp":"soon"}"#, "cannot decode exp in server_claims of the helper: "),
+            (
+                r#"{"collectives":[" "]}"#,
+                "collectives in server_claims of the helper names no collective",
+            ),
+        ] {
+            let site = Site::issuer("cat answer");
+            site.write(
+                "answer",
+                &format!(r#"{{"configuration":{{"a":"b"}},"server_claims":{claims}}}"#),
+            );
+            let expected = format!("configuration failed: {expected}");
+            check_start(&site, Outcome::HelperFailed, &expected);
+            assert_eq!(site.actions(), ["inventory", "jwt", "gen25519"]);
+        }
     }
 
     #[test]
@@ -1213,6 +1428,9 @@ mod tests {
             let name = format!("node-test-{}-{number}", std::process::id());
             let directory = std::env::temp_dir().join(name);
             std::fs::create_dir(&directory).unwrap();
+            std::fs::write(directory.join("key"), testing::SIGNER_SEED).unwrap();
+            std::fs::write(directory.join("token"), testing::SIGNER).unwrap();
+            let settings = settings.replace("DIRECTORY", &directory.display().to_string());
             let helper = directory.join("helper");
             std::fs::write(&helper, format!("cd {}\n{script}\n", directory.display())).unwrap();
 
@@ -1255,6 +1473,13 @@ mod tests {
                 directory,
                 _abort: keep,
             }
+        }
+
+        /// Of an organization whose nodes get a server JWT.
+        fn issuer(script: &str) -> Site {
+            let settings = "features: {ed25519: true}\n\
+                jwt_signing_key: DIRECTORY/key\njwt_signing_token: DIRECTORY/token";
+            Site::new(settings, script)
         }
 
         fn provision(&self) -> Report {
@@ -1331,6 +1556,9 @@ mod tests {
                     special.lock().iter().find(|(action, _)| *action == asked.action).cloned();
                 match special {
                     Some((_, answers)) => answers(&network, &asked),
+                    None if asked.action == "gen25519" => {
+                        vec![asked.reply(&key_answer(asked.nonce()))]
+                    }
                     None => vec![asked.reply(&network.usual(&asked.action))],
                 }
             });
@@ -1406,6 +1634,11 @@ mod tests {
             }
         }
 
+        /// What the node is to sign.
+        fn nonce(&self) -> &str {
+            self.body.split(r#""nonce":""#).nth(1).unwrap().split('"').next().unwrap()
+        }
+
         /// The node's reply with `body`.
         fn reply(&self, body: &str) -> Message {
             let envelope = json!({"requestid": self.id, "senderid": NODE, "agent": "x", "time": 1});
@@ -1464,6 +1697,17 @@ mod tests {
         let claims = r#"{"cht":"s3cret","chpd":true,"purpose":"choria_provisioning"}"#;
         let jwt = testing::rsa(r#"{"alg":"RS256"}"#, claims);
         good("jwt", &json!({"jwt": jwt, "ecdh_public": ecdh_public}))
+    }
+
+    /// The node's key, and its signature over `nonce`.
+    fn key_answer(nonce: &str) -> String {
+        let key = testing::node();
+        let data = json!({
+            "public_key": hex(key.verifying_key().as_bytes()),
+            "directory": "/etc/choria",
+            "signature": hex(&key.sign(nonce.as_bytes()).to_bytes()),
+        });
+        good("gen25519", &data)
     }
 
     fn good(action: &str, data: &Value) -> String {

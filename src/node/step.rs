@@ -17,6 +17,8 @@ use crate::pki::ecdh::{self, Ephemeral, PrivateKey, Sealed};
 use crate::protocol::Identity;
 use crate::rpc::actions::{GenCsrReply, JwtReply};
 
+use super::claims::{self, Warning};
+use super::keyed::{Candidate, Keyed, NotProved, ProvedKey, Unsigned};
 use super::lint::{self, Finding, Severity};
 
 /// A node we may talk to: it showed a valid provisioning JWT, or the site does not ask for one.
@@ -71,17 +73,19 @@ impl Verified {
     pub fn token(&self) -> Option<&ProvisioningToken> {
         self.token.as_ref().map(|shown| &shown.token)
     }
+}
 
+impl Keyed {
     /// Adds what the node says about itself: the JSON text the helper gets.
     pub fn described(self, inventory: String) -> Described {
-        Described { verified: self, inventory }
+        Described { keyed: self, inventory }
     }
 }
 
 /// A verified node that told us its inventory.
 #[derive(Debug)]
 pub struct Described {
-    verified: Verified,
+    keyed: Keyed,
     inventory: String,
 }
 
@@ -97,8 +101,8 @@ impl Described {
     ///
     /// [`Refusal::Csr`]
     pub fn with_csr(self, sent: GenCsrReply, deny: &[Regex]) -> Result<Ready, Refusal> {
-        let csr =
-            Csr::check(sent.csr, self.verified.identity.as_str(), deny).map_err(Refusal::Csr)?;
+        let csr = Csr::check(sent.csr, self.keyed.verified.identity.as_str(), deny)
+            .map_err(Refusal::Csr)?;
         let enrollment = CheckedCsr { csr, public_key: sent.public_key, ssldir: sent.ssldir };
         Ok(Ready { described: self, enrollment: Some(enrollment) })
     }
@@ -125,7 +129,11 @@ pub struct Ready {
 impl Ready {
     /// The node's name.
     pub fn identity(&self) -> &Identity {
-        &self.described.verified.identity
+        &self.verified().identity
+    }
+
+    fn verified(&self) -> &Verified {
+        &self.described.keyed.verified
     }
 
     /// What the node says about itself, as JSON text.
@@ -135,12 +143,17 @@ impl Ready {
 
     /// The verified claims of the node's JWT, if it was asked for one.
     pub fn claims(&self) -> Option<&RawValue> {
-        self.described.verified.token.as_ref().map(|shown| &*shown.claims)
+        self.verified().token.as_ref().map(|shown| &*shown.claims)
     }
 
     /// The node's certificate request, if it was asked for one.
     pub fn csr(&self) -> Option<&CheckedCsr> {
         self.enrollment.as_ref()
+    }
+
+    /// The key the node proved to hold, if it was asked for one.
+    pub fn key(&self) -> Option<&ProvedKey> {
+        self.described.keyed.candidate.as_ref().map(Candidate::key)
     }
 
     /// Decides what the helper's answer means for the node: `defer` goes before `shutdown`, and both before a configuration.
@@ -159,7 +172,7 @@ impl Ready {
         let findings = lint::lint(&answer, &self.known(site));
         let (errors, warnings): (Vec<_>, Vec<_>) =
             findings.into_iter().partition(|finding| finding.severity == Severity::Error);
-        warnings.into_iter().for_each(warn);
+        warnings.into_iter().for_each(&mut *warn);
         if !errors.is_empty() {
             return Err(BadAnswer::Hurts(errors));
         }
@@ -169,7 +182,7 @@ impl Ready {
         if answer.shutdown {
             return Ok(Decision::ShutDown { reason: answer.msg });
         }
-        self.plan(answer).map(Decision::Configure)
+        self.plan(answer, site.unix_time, warn).map(Decision::Configure)
     }
 
     /// What an answer for this node is checked against.
@@ -178,20 +191,31 @@ impl Ready {
         lint::Known {
             identity: self.identity(),
             is_provisioning_default: self
-                .described
-                .verified
+                .verified()
                 .token()
                 .is_some_and(ProvisioningToken::is_provisioning_default),
             csr: enrollment.map(|sent| &sent.csr),
             ssldir: enrollment.map_or("", |sent| &sent.ssldir),
-            directory: "",
+            directory: self.key().map_or("", ProvedKey::directory),
             site,
         }
     }
 
-    fn plan(self, answer: Answer) -> Result<Plan, BadAnswer> {
-        let node_public = self.described.verified.token.map(|shown| shown.ecdh_public);
-        let node_public = node_public.unwrap_or_default();
+    fn plan(
+        self,
+        answer: Answer,
+        unix_time: i64,
+        warn: &mut dyn FnMut(Finding),
+    ) -> Result<Plan, BadAnswer> {
+        let Keyed { verified: Verified { identity, token }, candidate } = self.described.keyed;
+        let mut warn = |warning: Warning| warn(Finding::of_claims(&warning));
+        let described = candidate.map(|candidate| {
+            let wishes = answer.server_claims.as_deref();
+            candidate.described(&identity, wishes, &answer.configuration, unix_time, &mut warn)
+        });
+        let server_jwt = described.transpose().map_err(BadAnswer::Claims)?;
+
+        let node_public = token.map(|shown| shown.ecdh_public).unwrap_or_default();
         let key = match answer.key.map(|key| PrivateKey::from_pem(key.expose())).transpose() {
             Ok(key) => key.map(|key| Unsealed { key, node_public }),
             Err(error) => return Err(BadAnswer::Hurts(vec![Finding::of_key(&error)])),
@@ -207,6 +231,7 @@ impl Ready {
             certificate: answer.certificate,
             ca: answer.ca,
             key,
+            server_jwt,
             ssldir,
             action_policies: answer.action_policies,
             opa_policies: answer.opa_policies,
@@ -242,6 +267,8 @@ pub struct Plan {
     pub ca: String,
     /// The node's private key, if the helper's CA made it.
     pub key: Option<Unsealed>,
+    /// The server JWT for the key that the node proved to hold.
+    pub server_jwt: Option<Unsigned>,
     /// Where the node puts them.
     pub ssldir: String,
     /// File name → content.
@@ -279,6 +306,8 @@ pub enum Refusal {
         /// What is wrong.
         source: provisioning::Error,
     },
+    /// The key it made.
+    Key(NotProved),
     /// Its certificate request.
     Csr(csr::Error),
 }
@@ -287,6 +316,8 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Jwt { identity, .. } => write!(f, "could not validate JWT: {identity}"),
+            // The original's words.
+            Refusal::Key(_) => f.write_str("could not fetch ed25519 public key"),
             Refusal::Csr(error) => error.fmt(f),
         }
     }
@@ -296,6 +327,7 @@ impl std::error::Error for Refusal {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Refusal::Jwt { source, .. } => Some(source),
+            Refusal::Key(source) => Some(source),
             Refusal::Csr(_) => None,
         }
     }
@@ -306,6 +338,8 @@ impl std::error::Error for Refusal {
 pub enum BadAnswer {
     /// What is wrong with it; never empty.
     Hurts(Vec<Finding>),
+    /// The claims it wishes in the server JWT.
+    Claims(claims::Error),
 }
 
 impl fmt::Display for BadAnswer {
@@ -320,28 +354,40 @@ impl fmt::Display for BadAnswer {
                 }
                 Ok(())
             }
+            BadAnswer::Claims(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for BadAnswer {}
+impl std::error::Error for BadAnswer {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            BadAnswer::Hurts(_) => None,
+            BadAnswer::Claims(error) => error.source(),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
+    use std::time::Duration;
 
+    use ed25519_dalek::Signer as _;
     use regex::Regex;
     use serde_json::{Value, json};
 
     use super::{Decision, Plan, Ready, Verified};
     use crate::config::{Enrollment, Features};
     use crate::helper::Answer;
+    use crate::jwt::server::{self, Issuer};
     use crate::jwt::testing::{self, NOW};
+    use crate::node::keyed::{ProvedKey, Signer};
     use crate::node::lint::testing::{self as certificates, Ca, public_key};
     use crate::node::lint::{Room, Site};
     use crate::pki::ecdh::Ephemeral;
     use crate::protocol::Identity;
-    use crate::rpc::actions::{GenCsrReply, JwtReply};
+    use crate::rpc::actions::{Gen25519Reply, GenCsrReply, JwtReply};
 
     /// Some node's half of an exchange.
     const NODE_PUBLIC: &str = "675dd574ed7789310b3d2e7681f3790b466c773b1521fecf36577958371ea52f";
@@ -350,7 +396,8 @@ mod tests {
     fn keeps_what_the_helper_needs_of_each_step() {
         let verified = Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
-        let ready = verified.described("{}".to_owned()).with_csr(sent.clone(), &[]).unwrap();
+        let ready =
+            verified.without_key().described("{}".to_owned()).with_csr(sent.clone(), &[]).unwrap();
         assert_eq!(ready.identity(), &node());
         assert_eq!(ready.inventory(), "{}");
         assert!(ready.claims().unwrap().get().starts_with(r#"{"cht":"s3cret","chs":false,"#));
@@ -361,7 +408,8 @@ mod tests {
             (&*sent.csr, &*sent.public_key, &*sent.ssldir)
         );
 
-        let unasked = Verified::unasked(node()).described("{}".to_owned()).without_csr();
+        let unasked =
+            Verified::unasked(node()).without_key().described("{}".to_owned()).without_csr();
         assert!(unasked.claims().is_none() && unasked.csr().is_none());
     }
 
@@ -393,7 +441,7 @@ mod tests {
             ),
         ] {
             let deny: Vec<Regex> = deny.into_iter().map(|text| Regex::new(text).unwrap()).collect();
-            let described = Verified::unasked(node()).described(String::new());
+            let described = Verified::unasked(node()).without_key().described(String::new());
             assert_eq!(described.with_csr(csr, &deny).unwrap_err().to_string(), expected);
         }
     }
@@ -467,7 +515,8 @@ mod tests {
     fn an_answer_is_checked_against_what_the_node_showed() {
         let verified = || Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
-        let with_all = verified().described(String::new()).with_csr(sent.clone(), &[]).unwrap();
+        let with_all =
+            verified().without_key().described(String::new()).with_csr(sent.clone(), &[]).unwrap();
         let known = with_all.known(site());
         assert_eq!(known.identity, &node());
         assert!(known.is_provisioning_default);
@@ -484,12 +533,58 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_proved_a_key_gets_a_server_jwt_for_it() {
+        let issuer = Issuer::check(testing::SIGNER_SEED, Some(testing::SIGNER), NOW).unwrap();
+        let keyed = || {
+            let key = testing::node();
+            let signature = key.sign(b"nonce").to_bytes();
+            let public_key = key.verifying_key().to_bytes();
+            let directory = "/etc/choria".to_owned();
+            let reply = Gen25519Reply { public_key, directory, signature };
+            let signer = Signer { issuer: issuer.clone(), validity: Duration::from_secs(86_400) };
+            let key = ProvedKey::check("nonce", reply).unwrap();
+            let keyed = Verified::unasked(node()).with_key(key, signer);
+            keyed.described(String::new()).without_csr()
+        };
+        let enrollment = Enrollment::OrganizationIssuer;
+        let site = || Site { features: Features { enrollment, ..site().features }, ..site() };
+        assert_eq!(keyed().key().unwrap().directory(), "/etc/choria");
+        assert_eq!(keyed().known(site()).directory, "/etc/choria");
+        assert!(ready().key().is_none() && ready().known(site()).directory.is_empty());
+
+        let mut warnings = Vec::new();
+        let mut decide = |ready: Ready, answer: &str| {
+            let answer = Answer::read(answer.as_bytes()).unwrap();
+            ready.decide(answer, site(), &mut |warning| warnings.push(warning.to_string()))
+        };
+        let answer = r#"{"configuration":{"collectives":"a,b"},"server_claims":{"ou":"acme"}}"#;
+        let Ok(Decision::Configure(plan)) = decide(keyed(), answer) else { panic!() };
+        let issued = plan.server_jwt.unwrap().sign(NOW, [1; 16]).unwrap();
+        assert_eq!(issued.expires, NOW + 86_400);
+        let organization = testing::issuer().verifying_key();
+        let token = server::verify(&issued.text, &organization, NOW).unwrap();
+        assert_eq!(token.own.identity, node().as_str());
+        assert_eq!(token.own.collectives, ["a", "b"]);
+
+        let Ok(Decision::Configure(plan)) = decide(ready(), answer) else { panic!() };
+        assert!(plan.server_jwt.is_none());
+        let answer = r#"{"configuration":{"a":"b"},"server_claims":{"exp":[]}}"#;
+        let error = decide(keyed(), answer).unwrap_err();
+        assert!(
+            testing::chain_of(&error)
+                .starts_with("cannot decode exp in server_claims of the helper: ")
+        );
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].starts_with("ou of server_claims is \"acme\""), "{warnings:?}");
+    }
+
+    #[test]
     fn a_private_key_is_sealed_for_the_node_that_began_an_exchange() {
         let answer = answer_with_key();
         let with = |ecdh_public: &str| {
             let reply = JwtReply { ecdh_public: ecdh_public.to_owned(), ..jwt() };
             let verified = Verified::by_jwt(node(), reply, &testing::rsa_key(), NOW).unwrap();
-            let ready = verified.described(String::new()).without_csr();
+            let ready = verified.without_key().described(String::new()).without_csr();
             let (plan, _) = plan(ready, &answer);
             assert!(!format!("{plan:?}").contains("PRIVATE"), "{plan:?}");
             plan.key.unwrap().seal(&Ephemeral::new([1; 32], [2; 16]))
@@ -542,7 +637,11 @@ mod tests {
         .to_string();
         let csr = |ssldir: &str| {
             let sent = GenCsrReply { ssldir: ssldir.to_owned(), ..recorded_csr() };
-            Verified::unasked(node()).described(String::new()).with_csr(sent, &[]).unwrap()
+            Verified::unasked(node())
+                .without_key()
+                .described(String::new())
+                .with_csr(sent, &[])
+                .unwrap()
         };
         assert_eq!(plan(csr("/node"), &answer).0.ssldir, "/node");
         assert_eq!(plan(csr(""), &answer).0.ssldir, "/helper");
@@ -571,7 +670,7 @@ mod tests {
     }
 
     fn ready() -> Ready {
-        Verified::unasked(node()).described(String::new()).without_csr()
+        Verified::unasked(node()).without_key().described(String::new()).without_csr()
     }
 
     fn node() -> Identity {
