@@ -255,6 +255,11 @@ impl Metrics {
         self.calls.0.lock().entry(action).or_default().errors += 1;
     }
 
+    /// Notes when a token of ours expires, in seconds since 1970; `token` says which.
+    pub fn token_expires(&self, token: &str, at: i64) {
+        self.token_expiry_timestamp_seconds.with_label_values(&[token]).set(at);
+    }
+
     /// All metrics in text format 0.0.4, families sorted by name.
     pub fn render(&self) -> String {
         let mut text = String::new();
@@ -600,7 +605,7 @@ mod tests {
         ] {
             labelled.with_label_values(&["x"]).inc();
         }
-        metrics.token_expiry_timestamp_seconds.with_label_values(&["x"]).inc();
+        metrics.token_expires("x", 1);
         let text = metrics.render();
         let mut names = Vec::new();
         for line in text.lines() {

@@ -16,7 +16,7 @@ use crate::config::VerifyKeySource;
 use crate::config::duration::words;
 use crate::config::file::At;
 use crate::config::report::Report;
-use crate::jwt::client::{self, ChainIssuer};
+use crate::jwt::client;
 use crate::jwt::hex;
 use crate::jwt::server::{Issuer, IssuerError};
 
@@ -39,6 +39,15 @@ impl SigningFiles {
         let token = self.token.as_deref().map(|path| content(TOKEN, path)).transpose()?;
         let key = content(KEY, &self.key)?;
         self.check(&key, token.as_ref().map(|token| token.as_str()), now)
+    }
+
+    /// What an operator has to know of a token that will expire soon.
+    pub fn expiry_warning(&self, issuer: &Issuer, now: i64) -> Option<String> {
+        let (token, expires) = (self.token.as_ref()?, issuer.expires()?);
+        client::expires_soon(expires, now).then(|| {
+            let (token, expires) = (token.display(), client::date(expires));
+            format!("{TOKEN}: {token} expires on {expires}, and all it signed with it: replace it")
+        })
     }
 
     fn check(&self, key: &str, token: Option<&str>, now: i64) -> Result<Issuer, SigningError> {
@@ -127,7 +136,7 @@ pub(super) fn signing(
     };
     let key_text = take(content(KEY, &files.key), report);
     let token_text = files.token.as_deref().map(|path| take(content(TOKEN, path), report));
-    if is_open_to_all(&files.key) {
+    if key_text.is_some() && is_open_to_all(&files.key) {
         let shown = files.key.display();
         report.warn(key.line, format!("{KEY}: everybody on this machine can read {shown}"));
     }
@@ -139,11 +148,22 @@ pub(super) fn signing(
     };
     match (issuer, &token) {
         (Err(error), _) => error.report(line_of(&error), report),
-        (Ok(Issuer::Chain(issuer)), Some(token)) => {
+        (Ok(issuer), Some(token)) => {
             let validity = written.validity.map_or(VALIDITY, |at| at.value);
-            warn_of_token(&issuer, token, validity, verify, now, report);
+            let mut warn = |text: String| report.warn(token.line, text);
+            match files.expiry_warning(&issuer, now) {
+                Some(text) => warn(text),
+                None => {
+                    if let Some(text) = cut(&files, &issuer, validity, now) {
+                        warn(text);
+                    }
+                }
+            }
+            if let Some(text) = other_organization(&files, &issuer, verify) {
+                warn(text);
+            }
         }
-        (Ok(_), _) => {}
+        (Ok(_), None) => {}
     }
     Some(files)
 }
@@ -153,45 +173,34 @@ fn is_open_to_all(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o007 != 0)
 }
 
-fn warn_of_token(
-    issuer: &ChainIssuer,
-    token: &At<String>,
-    validity: Duration,
+/// That no server JWT will be valid for as long as the site wants.
+fn cut(files: &SigningFiles, issuer: &Issuer, validity: Duration, now: i64) -> Option<String> {
+    let (token, expires) = (files.token.as_ref()?.display(), issuer.expires()?);
+    let wanted = i64::try_from(validity.as_secs()).unwrap_or(i64::MAX);
+    (expires.saturating_sub(now) < wanted).then(|| {
+        let (expires, validity) = (client::date(expires), words(validity));
+        format!(
+            "{TOKEN}: {token} expires on {expires}, so server JWTs will be valid until then and not for {validity}"
+        )
+    })
+}
+
+/// That nodes are from one organization and get tokens of another.
+fn other_organization(
+    files: &SigningFiles,
+    issuer: &Issuer,
     verify: Option<&VerifyKeySource>,
-    now: i64,
-    report: &mut Report,
-) {
-    let ends = client::date(issuer.expires());
-    if client::expires_soon(issuer.expires(), now) {
-        report.warn(
-            token.line,
-            format!(
-                "{TOKEN}: {} expires on {ends}, and all it signed with it: replace it",
-                token.value
-            ),
-        );
-    } else if i64::try_from(validity.as_secs()).is_ok_and(|secs| issuer.expires() - now < secs) {
-        report.warn(
-            token.line,
-            format!(
-                "{TOKEN}: {} expires on {ends}, so server JWTs will be valid until then and not for {}",
-                token.value,
-                words(validity)
-            ),
-        );
-    }
-    if let Some(VerifyKeySource::Ed25519(key)) = verify
-        && key != issuer.organization_key().as_bytes()
-    {
-        report.warn(
-            token.line,
-            format!(
-                "{TOKEN}: {} was issued by {}, and jwt_verify_cert is another organization's key",
-                token.value,
-                hex::encode(issuer.organization_key().as_bytes())
-            ),
-        );
-    }
+) -> Option<String> {
+    let (Issuer::Chain(issuer), Some(VerifyKeySource::Ed25519(key))) = (issuer, verify) else {
+        return None;
+    };
+    let (token, issuer) = (files.token.as_ref()?.display(), issuer.organization_key().as_bytes());
+    (key != issuer).then(|| {
+        format!(
+            "{TOKEN}: {token} was issued by {}, and jwt_verify_cert is another organization's key",
+            hex::encode(issuer)
+        )
+    })
 }
 
 /// Why server JWTs can't be signed: the site's files have to be put right, not the node.

@@ -28,6 +28,7 @@ pub mod seldom;
 mod simulation;
 pub mod worker;
 
+use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::panic;
@@ -36,16 +37,18 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, at, bounded, select_biased, tick};
 use parking_lot::Mutex;
 
 use crate::config::choria::ChoriaConfig;
+use crate::config::signing::SigningFiles;
 use crate::config::{Config, HelperMode};
 use crate::fleet::discoverer::{Discoverer, LastSuccess, unix_time};
 use crate::fleet::finisher::Finisher;
 use crate::fleet::listener::Listener;
 use crate::fleet::prober::Prober;
 use crate::fleet::roster::Roster;
+use crate::fleet::seldom::Seldom;
 use crate::fleet::worker::Workers;
 use crate::fleet::worker::rate::RateLimit;
 use crate::gate::{Gate, Reason};
@@ -67,6 +70,13 @@ const DONE_MAX: usize = 1024;
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// How long our startup event may take to reach the broker.
 const ANNOUNCE_MAX: Duration = Duration::from_secs(2);
+
+/// How often we look at our own token when nobody needs it.
+const TOKENS_EVERY: Duration = Duration::from_secs(60);
+/// How often an operator hears that it will expire soon.
+const EXPIRY_LOG: Duration = Duration::from_secs(24 * 3_600);
+/// How often an operator hears that it is no use; each node that comes says so too.
+const SIGNING_LOG: Duration = Duration::from_secs(3_600);
 
 /// A discovery may be this late, on top of one that was missed, before we are not ready.
 const DISCOVERY_SLACK: Duration = Duration::from_secs(30);
@@ -266,6 +276,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
             &protocol::event_id(),
             unix_time(),
         )),
+        tokens: Tokens::new(config.signing.clone()),
     };
     main.serve(&signals, &link_changed, &log);
     main.stop(&signals, threads, config.drain_timeout, &connection);
@@ -298,19 +309,23 @@ struct Main {
     links: Arc<Links>,
     /// Our startup event, until it is sent.
     announcement: Option<Vec<u8>>,
+    tokens: Tokens,
 }
 
 impl Main {
     /// Opens and closes the gate until the drain begins.
     fn serve(&mut self, signals: &Signals, link_changed: &Receiver<()>, log: &Log) {
         let gate_changed = self.gate.watch();
+        let look = tick(TOKENS_EVERY);
         self.measure();
+        self.tokens.look(&self.metrics);
         loop {
             select_biased! {
                 recv(signals.abort) -> _ => return,
                 recv(signals.drain) -> _ => return,
                 recv(link_changed) -> _ => self.link(),
                 recv(gate_changed) -> _ => self.measure(),
+                recv(look) -> _ => self.tokens.look(&self.metrics),
                 recv(signals.hangup) -> _ => {
                     log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
                 }
@@ -390,6 +405,45 @@ impl Main {
         connection.abort();
         threads.join();
         connection.join();
+    }
+}
+
+/// Looks at the token we sign with, also while there is no node to sign for.
+struct Tokens {
+    signing: Option<SigningFiles>,
+    warned: Seldom,
+    failed: Seldom,
+}
+
+impl Tokens {
+    fn new(signing: Option<SigningFiles>) -> Tokens {
+        let mut warned = Seldom::every(EXPIRY_LOG);
+        // It was said at the start.
+        warned.now(Instant::now());
+        Tokens { signing, warned, failed: Seldom::every(SIGNING_LOG) }
+    }
+
+    fn look(&mut self, metrics: &Metrics) {
+        let (Some(files), now) = (&self.signing, unix_time()) else { return };
+        match files.read(now) {
+            Ok(issuer) => {
+                if let Some(expires) = issuer.expires() {
+                    metrics.token_expires("signing", expires);
+                }
+                if let Some(warning) = files.expiry_warning(&issuer, now)
+                    && self.warned.now(Instant::now()).is_some()
+                {
+                    log::warn!(component = "provisioner"; "{warning}");
+                }
+            }
+            Err(error) => {
+                if self.failed.now(Instant::now()).is_some() {
+                    let cause =
+                        error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+                    log::error!(component = "provisioner"; "No node gets a server JWT: {error}{cause}");
+                }
+            }
+        }
     }
 }
 

@@ -185,7 +185,7 @@ impl Node<'_> {
         let files = config.signing.as_ref().ok_or(Error::NoSigningKey)?;
         let issuer = files.read(unix_time()).map_err(Error::Signing)?;
         if let Some(expires) = issuer.expires() {
-            metrics.token_expiry_timestamp_seconds.with_label_values(&["signing"]).set(expires);
+            metrics.token_expires("signing", expires);
         }
         Ok(Signer { issuer, validity: config.server_jwt_validity })
     }

@@ -182,7 +182,7 @@ impl Ready {
         if answer.shutdown {
             return Ok(Decision::ShutDown { reason: answer.msg });
         }
-        self.plan(answer, site.unix_time, warn).map(Decision::Configure)
+        self.plan(answer, site.unix_time, warn).map(Box::new).map(Decision::Configure)
     }
 
     /// What an answer for this node is checked against.
@@ -253,7 +253,7 @@ pub enum Decision {
         reason: String,
     },
     /// It is configured and restarted.
-    Configure(Plan),
+    Configure(Box<Plan>),
 }
 
 /// A configuration that was checked, with all that goes with it.
@@ -658,7 +658,7 @@ mod tests {
         let mut warnings = Vec::new();
         let answer = Answer::read(answer.as_bytes()).unwrap();
         match ready.decide(answer, site(), &mut |warning| warnings.push(warning.to_string())) {
-            Ok(Decision::Configure(plan)) => (plan, warnings),
+            Ok(Decision::Configure(plan)) => (*plan, warnings),
             other => panic!("{other:?}"),
         }
     }
