@@ -21,9 +21,9 @@ use crate::fleet::worker::{Job, Workers};
 use crate::gate::{Gate, Term};
 use crate::metrics::Metrics;
 use crate::node::{Outcome, Probed, Report};
-use crate::protocol::RequestId;
+use crate::protocol::{Identity, RequestId};
 use crate::rpc::actions::Inventory;
-use crate::rpc::{Action, Answer, Arrival, Call, Registration, Rpc, SendError};
+use crate::rpc::{Action, Answer, Arrival, Call, Registration, Rpc, RpcError, SendError};
 use crate::shutdown::Never;
 
 /// Answers that wait to be looked at; more than can come while the thread sends one request. One that does not fit is
@@ -218,10 +218,23 @@ impl Prober {
             }
             Answer::Payload(payload) => {
                 let bytes = payload.len();
-                if let Heard::Late(identity) = self.core.answered(id, payload, bytes, at) {
-                    self.setup.roster.sight(&identity, Sighting::LateAnswer);
+                if let Heard::Late { identity, answer } = self.core.answered(id, payload, bytes, at)
+                {
+                    let arrival = Arrival { id, at, answer: Answer::Payload(answer) };
+                    self.hear_late(&identity, &arrival);
                 }
             }
+        }
+    }
+
+    /// A node that answers after all is alive, whatever it says, if it was the node.
+    fn hear_late(&mut self, identity: &Identity, arrival: &Arrival) {
+        match self.setup.rpc.read(identity, Action::Inventory, arrival) {
+            Ok(_) | Err(RpcError::BadReply(_)) => {
+                self.core.forget_late(arrival.id);
+                self.setup.roster.sight(identity, Sighting::LateAnswer);
+            }
+            Err(RpcError::NoResponders | RpcError::Unexpected(_)) => {}
         }
     }
 
@@ -284,7 +297,6 @@ mod tests {
     use crate::gate::Reason;
     use crate::helper::{self, Helper};
     use crate::node::Context;
-    use crate::protocol::Identity;
     use crate::rpc::testing::{Net, good_body};
 
     const SOON: Duration = Duration::from_secs(10);
@@ -447,6 +459,35 @@ mod tests {
         wait_until(|| bench.asked("silent.example.net") == 1);
         bench.lost.send(()).unwrap();
         wait_until(|| bench.asked("silent.example.net") == 2);
+    }
+
+    #[test]
+    fn only_a_late_answer_of_the_node_itself_shows_that_it_is_alive() {
+        let bench = Bench::new(Duration::from_millis(50), None);
+        bench.sight("silent.example.net");
+        let Done { key, report } = bench.done.recv_timeout(SOON).unwrap();
+        bench.roster.change(|registry, push| {
+            registry.finish(&key, &report, Instant::now(), false, false, push)
+        });
+        let [first, second] = &bench.net.asked()[..] else { panic!("not asked twice") };
+        let body = good_body(Action::Inventory);
+        let other = RequestId::random();
+        for (kind, forged) in [
+            ("malformed", first.raw(b"x".to_vec())),
+            ("other_sender", first.reply_from("silent.example.com", &first.id(), &body)),
+            ("other_request", first.reply_from("silent.example.net", other.as_str(), &body)),
+        ] {
+            bench.net.memory.deliver_message(forged);
+            wait_until(|| bench.net.unexpected(kind) == 1);
+        }
+        assert_eq!(bench.asked("silent.example.net"), 2);
+        // What it says does not matter.
+        bench.net.memory.deliver_message(second.reply_from(
+            "silent.example.net",
+            &second.id(),
+            "x",
+        ));
+        wait_until(|| bench.asked("silent.example.net") == 3);
     }
 
     #[test]

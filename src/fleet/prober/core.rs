@@ -112,15 +112,20 @@ pub enum Expired {
 
 /// What became of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub enum Heard<A> {
     /// It is held for a worker.
     Held,
     /// There is no room for it: the worker asks again.
     TooMuchHeld,
     /// Another one counts already. `rpc` keeps this one for whoever works on the node, who sees whether they differ.
     Further,
-    /// Its probe has ended already; the node is alive after all.
-    Late(Identity),
+    /// Its probe has ended already. If it is the node's, the node is alive after all, see [`Core::forget_late`].
+    Late {
+        /// The node that was asked.
+        identity: Identity,
+        /// What came.
+        answer: A,
+    },
     /// It belongs to no probe.
     Unknown,
 }
@@ -250,18 +255,12 @@ impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
     }
 
     /// Takes in an answer of `bytes` bytes to the request `id`.
-    pub fn answered(&mut self, id: I, answer: A, bytes: usize, now: Instant) -> Heard {
+    pub fn answered(&mut self, id: I, answer: A, bytes: usize, now: Instant) -> Heard<A> {
         let identity = match self.requests.get(&id) {
             None => return Heard::Unknown,
             Some(Request::Live(identity)) => identity.clone(),
             Some(Request::Late(identity)) => {
-                let identity = identity.clone();
-                self.requests.remove(&id);
-                // Drops the registration: one late answer tells all.
-                if let Some(at) = self.late.iter().position(|(_, other, _)| *other == id) {
-                    self.late.remove(at);
-                }
-                return Heard::Late(identity);
+                return Heard::Late { identity: identity.clone(), answer };
             }
         };
         let Some(probe) = self.probes.get_mut(&identity) else { return Heard::Unknown };
@@ -285,6 +284,17 @@ impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
                 if too_much { Heard::TooMuchHeld } else { Heard::Held }
             }
             State::Answered { .. } => Heard::Further,
+        }
+    }
+
+    /// A late answer was the node's: that tells all, so no other one is waited for.
+    pub fn forget_late(&mut self, id: I) {
+        if let Some(Request::Late(_)) = self.requests.get(&id) {
+            self.requests.remove(&id);
+            // Drops the registration.
+            if let Some(at) = self.late.iter().position(|(_, other, _)| *other == id) {
+                self.late.remove(at);
+            }
         }
     }
 
@@ -624,7 +634,10 @@ mod tests {
         bench.core.expire(true, bench.at(6.0));
         assert_eq!(bench.registered(), 2);
         let identity = key("a", 1).identity;
-        assert_eq!(bench.core.answered(one, "x", 1, bench.at(21.0)), Heard::Late(identity));
+        let late = |answer| Heard::Late { identity: identity.clone(), answer };
+        assert_eq!(bench.core.answered(one, "forged", 6, bench.at(21.0)), late("forged"));
+        assert_eq!(bench.core.answered(one, "x", 1, bench.at(21.0)), late("x"));
+        bench.core.forget_late(one);
         assert_eq!(bench.core.answered(one, "x", 1, bench.at(21.0)), Heard::Unknown);
         bench.core.expire(true, bench.at(24.9));
         assert_eq!(bench.registered(), 1);
@@ -810,7 +823,7 @@ mod tests {
         let registration = Registered(bench.registered.clone());
         let new = bench.next_id;
         assert_eq!(bench.core.asked(&key("a", 2), new, registration, now), Some(key("a", 1)));
-        let late = Heard::Late(key("a", 1).identity);
+        let late = Heard::Late { identity: key("a", 1).identity, answer: "x" };
         assert_eq!(bench.core.answered(old, "x", 1, now), late);
         assert_eq!(bench.core.answered(new, "x", 1, now), Heard::Held);
         assert_eq!(bench.core.take(now).unwrap().key, key("a", 2));
