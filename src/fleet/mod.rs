@@ -148,14 +148,12 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let gate = Arc::new(Gate::new());
 
     let (links, link_changed) = Links::new();
-    let (lost_tx, lost) = bounded(1);
     let connection = connect(&choria, &metrics, {
         let (gate, links) = (gate.clone(), links.clone());
         move |link| {
             // At once: every request until the main thread wakes up would fail.
             if let Link::Down { .. } = link {
                 gate.close(Reason::Disconnected);
-                let _ = lost_tx.try_send(());
             }
             links.put(link);
         }
@@ -235,7 +233,6 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         metrics: metrics.clone(),
         queues,
         again,
-        lost,
         freed,
         done: done_tx,
         workers,

@@ -24,7 +24,7 @@ use crate::node::{Outcome, Probed, Report};
 use crate::protocol::{Identity, RequestId};
 use crate::rpc::actions::Inventory;
 use crate::rpc::{Action, Answer, Arrival, Call, Registration, Rpc, RpcError, SendError};
-use crate::shutdown::Never;
+use crate::shutdown::{Never, is_over};
 
 /// Answers that wait to be looked at; more than can come while the thread sends one request. One that does not fit is
 /// asked for again.
@@ -57,8 +57,6 @@ pub struct Setup {
     pub queues: Queues,
     /// Nodes that started anew while they were here.
     pub again: Receiver<Key>,
-    /// A message when the connection was lost.
-    pub lost: Receiver<()>,
     /// A message when a permit may be free.
     pub freed: Receiver<()>,
     /// Where the unreachable nodes go.
@@ -82,6 +80,8 @@ pub struct Prober {
     sink: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
     gate_changed: Receiver<()>,
+    /// Disconnects when the connection ends over which the nodes were asked.
+    connection: Receiver<Never>,
     inventory: String,
     cannot_ask: Seldom,
 }
@@ -91,10 +91,10 @@ impl Prober {
     pub fn new(setup: Setup) -> Prober {
         let core = Core::new(setup.limits);
         let (sink, arrivals) = crossbeam_channel::bounded(ARRIVALS_MAX);
-        let gate_changed = setup.gate.watch();
+        let (gate_changed, connection) = (setup.gate.watch(), setup.gate.lost());
         let inventory = Inventory {}.body();
         let cannot_ask = Seldom::every(CANNOT_ASK_LOG);
-        Prober { setup, core, sink, arrivals, gate_changed, inventory, cannot_ask }
+        Prober { setup, core, sink, arrivals, gate_changed, connection, inventory, cannot_ask }
     }
 
     /// Runs until it is told to stop, then waits for the workers to finish what they have.
@@ -110,6 +110,10 @@ impl Prober {
     fn step(&mut self) -> bool {
         let now = Instant::now();
         let open = self.setup.gate.begin().ok();
+        if open.is_some() && is_over(&self.connection) {
+            self.connection = self.setup.gate.lost();
+            self.core.reset();
+        }
         self.expire(open, now);
         self.ask_again(open, now);
         let next_token = self.hand_on(open, now);
@@ -130,7 +134,6 @@ impl Prober {
         let timer = wake.map_or_else(never, at);
         select_biased! {
             recv(self.setup.stop) -> _ => return false,
-            recv(self.setup.lost) -> _ => self.core.reset(),
             recv(self.setup.again) -> key => if let Ok(key) = key {
                 self.core.ask_again(&key);
             },
@@ -310,7 +313,6 @@ mod tests {
         gate: Arc<Gate>,
         done: Receiver<Done>,
         again: Sender<Key>,
-        lost: Sender<()>,
         stop: Option<Sender<Never>>,
         prober: Option<JoinHandle<()>>,
         _no_abort: Sender<Never>,
@@ -350,7 +352,6 @@ mod tests {
             let (done_tx, done) = bounded(100);
             let (freed_tx, freed) = bounded(1);
             let (again, again_rx) = bounded(10);
-            let (lost, lost_rx) = bounded(1);
             let (stop, stopped) = bounded(0);
             let workers =
                 Workers::start(2, context, abort, done_tx.clone(), freed_tx, net.metrics.clone())
@@ -362,7 +363,6 @@ mod tests {
                 metrics: net.metrics.clone(),
                 queues,
                 again: again_rx,
-                lost: lost_rx,
                 freed,
                 done: done_tx,
                 workers,
@@ -373,7 +373,7 @@ mod tests {
             });
             let prober = Some(thread::spawn(move || prober.run()));
             let stop = Some(stop);
-            Bench { net, roster, gate, done, again, lost, stop, prober, _no_abort: keep }
+            Bench { net, roster, gate, done, again, stop, prober, _no_abort: keep }
         }
 
         fn sight(&self, name: &str) {
@@ -443,7 +443,6 @@ mod tests {
         bench.sight("gone.example.net");
         assert!(bench.done.recv_timeout(Duration::from_millis(50)).is_err());
         bench.gate.close(Reason::Disconnected);
-        bench.lost.send(()).unwrap();
         bench.net.memory.set_connected(true);
         bench.gate.open(Reason::Disconnected);
         let mut ended = [bench.ended(), bench.ended()];
@@ -453,12 +452,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_asked_before_the_connection_was_lost_is_asked_afresh() {
-        let bench = Bench::new(SOON, None);
+    fn a_node_asked_before_the_connection_was_lost_is_asked_afresh_without_a_count() {
+        let bench = Bench::new(Duration::from_millis(500), None);
         bench.sight("silent.example.net");
         wait_until(|| bench.asked("silent.example.net") == 1);
-        bench.lost.send(()).unwrap();
-        wait_until(|| bench.asked("silent.example.net") == 2);
+        bench.gate.close(Reason::Disconnected);
+        bench.gate.open(Reason::Disconnected);
+        assert_eq!(bench.ended(), ("silent.example.net".to_owned(), Outcome::Unreachable));
+        assert!(bench.asked("silent.example.net") > 2);
     }
 
     #[test]
