@@ -185,6 +185,11 @@ impl Gate {
         self.change(Core::abort);
     }
 
+    /// When the connection last came back; the first connect is none.
+    pub fn reconnected_at(&self) -> Option<Instant> {
+        self.core.lock().reconnected_at
+    }
+
     /// Whether `now` is within [`RECONNECT_GRACE`] of a reconnect; the first connect is none.
     pub fn just_reconnected(&self, now: Instant) -> bool {
         self.core.lock().just_reconnected(now)

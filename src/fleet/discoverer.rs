@@ -1,21 +1,27 @@
 //! Asks the fleet who is there: once an interval, and at once after each connect.
+//!
+//! After a reconnect the nodes are still coming back too, each in its own time, so it is asked a few times more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, select_biased, tick};
+use crossbeam_channel::{Receiver, at, never, select_biased, tick};
 use parking_lot::Mutex;
 
 use crate::fleet::registry::{self, Sighted, Sighting};
 use crate::fleet::roster::Roster;
-use crate::gate::Gate;
+use crate::gate::{Gate, RECONNECT_GRACE, Reason};
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
 use crate::rpc::{self, DiscoveryError, Rpc};
-use crate::shutdown::Never;
+use crate::shutdown::{Never, is_over};
 
-/// The thread; one discovery at a time.
-pub struct Discoverer {
+/// When the fleet is asked once more after a reconnect. A node waits up to 20 s between two tries to connect.
+const AFTER_RECONNECT: [Duration; 3] =
+    [Duration::from_secs(2), Duration::from_secs(8), RECONNECT_GRACE];
+
+/// What the thread works with.
+pub struct Setup {
     /// Who asks.
     pub rpc: Arc<Rpc>,
     /// Where found nodes go.
@@ -58,36 +64,85 @@ impl Default for LastSuccess {
     }
 }
 
+/// The thread; one discovery at a time.
+pub struct Discoverer {
+    setup: Setup,
+    /// When it last looked for nodes, or would have.
+    looked_at: Instant,
+    skipping: Skipping,
+}
+
 impl Discoverer {
+    /// Ready to run.
+    pub fn new(setup: Setup) -> Discoverer {
+        Discoverer { setup, looked_at: Instant::now(), skipping: Skipping::default() }
+    }
+
     /// Runs until it is told to stop.
-    pub fn run(self) {
-        let interval = tick(self.interval);
-        let late = self.rpc.late_finds();
+    pub fn run(mut self) {
+        let interval = tick(self.setup.interval);
+        let late = self.setup.rpc.late_finds();
         loop {
+            let again = next_after_reconnect(self.setup.gate.reconnected_at(), self.looked_at);
             select_biased! {
-                recv(self.stop) -> _ => return,
-                recv(self.trigger) -> trigger => match trigger {
-                    Ok(()) => self.discover(),
+                recv(self.setup.stop) -> _ => return,
+                recv(self.setup.trigger) -> trigger => match trigger {
+                    Ok(()) => self.look(),
                     Err(_) => return,
                 },
-                recv(interval) -> _ => self.discover(),
+                recv(interval) -> _ => self.look(),
+                recv(again.map_or_else(never, at)) -> _ => self.look(),
                 recv(late) -> found => match found {
-                    Ok(identity) => self.found(&identity),
+                    Ok(identity) => self.setup.found(&identity),
                     Err(_) => return,
                 },
             }
         }
     }
 
-    fn discover(&self) {
-        if let Err(reasons) = self.gate.begin() {
-            let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-            log::warn!(component = "discovery", reasons = reasons.join(", ").as_str(); "Skipping discovery while paused");
-            return;
+    fn look(&mut self) {
+        self.looked_at = Instant::now();
+        match self.setup.gate.begin() {
+            Ok(_) => {
+                self.skipping = Skipping::default();
+                self.setup.discover();
+            }
+            Err(reasons) if self.skipping.is_news(&reasons) => {
+                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                log::warn!(component = "discovery", reasons = reasons.join(", ").as_str(); "Skipping discovery while paused");
+            }
+            Err(_) => {}
         }
+    }
+}
+
+/// When the fleet is to be asked once more because of a reconnect, if it was last asked at `looked_at`.
+fn next_after_reconnect(reconnected_at: Option<Instant>, looked_at: Instant) -> Option<Instant> {
+    let reconnected_at = reconnected_at?;
+    AFTER_RECONNECT.into_iter().map(|after| reconnected_at + after).find(|at| *at > looked_at)
+}
+
+/// Why discoveries are being skipped, so that it is said once a pause and not once an interval.
+#[derive(Debug, Default)]
+struct Skipping(Vec<Reason>);
+
+impl Skipping {
+    fn is_news(&mut self, reasons: &[Reason]) -> bool {
+        if self.0 == reasons {
+            return false;
+        }
+        reasons.clone_into(&mut self.0);
+        true
+    }
+}
+
+impl Setup {
+    fn discover(&self) {
         log::info!(component = "discovery"; "Looking for nodes to provision");
         self.metrics.discover_cycles.inc();
-        self.roster.registry().discovery_started(Instant::now());
+        let started = Instant::now();
+        let connection = self.gate.lost();
+        self.roster.registry().discovery_started(started);
         let result = rpc::discover(&self.rpc, self.window, &self.stop, &mut |identity| {
             self.found(&identity)
         });
@@ -99,7 +154,10 @@ impl Discoverer {
                 self.metrics.last_discovery_timestamp_seconds.set(unix_time());
                 *self.last.0.lock() = Instant::now();
                 log::debug!(component = "discovery", replies = found.replies, invalid = found.invalid; "Discovery ended");
-                self.forget_stale();
+                // While connections come and go, theirs or ours, who is missing may well be there.
+                if !is_over(&connection) && !self.gate.just_reconnected(started) {
+                    self.forget_stale();
+                }
             }
             // We are ending, and nobody asks for its result.
             Err(DiscoveryError::Aborted) => {}
@@ -132,4 +190,78 @@ impl Discoverer {
 pub fn unix_time() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::rpc::testing::Net;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn the_fleet_is_asked_again_while_its_nodes_come_back_after_a_reconnect() {
+        let net = Net::new();
+        let (sent, asked) = bounded(10);
+        net.answer(move |_, _| {
+            sent.send(Instant::now()).unwrap();
+            Vec::new()
+        });
+        let limits = registry::Limits::new(SOON, SOON);
+        let (roster, _queues) = Roster::new(limits, 10, net.metrics.clone());
+        let gate = Arc::new(Gate::new());
+        let (keep, stop) = bounded(0);
+        let (trigger, triggered) = bounded(1);
+        let discoverer = Discoverer::new(Setup {
+            rpc: net.rpc.clone(),
+            roster: Arc::new(roster),
+            gate: gate.clone(),
+            metrics: net.metrics.clone(),
+            interval: Duration::from_secs(3600),
+            window: Duration::from_millis(1),
+            trigger: triggered,
+            stop,
+            last: Arc::new(LastSuccess::new()),
+        });
+        let thread = thread::spawn(move || discoverer.run());
+        gate.open(Reason::Disconnected);
+        trigger.send(()).unwrap();
+        asked.recv_timeout(SOON).unwrap();
+        gate.close(Reason::Disconnected);
+        gate.open(Reason::Disconnected);
+        trigger.send(()).unwrap();
+        asked.recv_timeout(SOON).unwrap();
+        // Nobody asks for this one.
+        let again = asked.recv_timeout(SOON).unwrap();
+        assert!(again >= gate.reconnected_at().unwrap() + AFTER_RECONNECT[0]);
+        drop(keep);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn asks_again_at_set_times_after_a_reconnect_only() {
+        let start = Instant::now();
+        let at = |secs: u64| start + Duration::from_secs(secs);
+        let next = |looked_at| next_after_reconnect(Some(start), looked_at);
+        assert_eq!(next_after_reconnect(None, start), None);
+        assert_eq!(next(at(0)), Some(at(2)));
+        assert_eq!(next(at(2)), Some(at(8)));
+        assert_eq!(next(at(7)), Some(at(8)));
+        assert_eq!(next(at(29)), Some(at(30)));
+        assert_eq!(next(at(30)), None);
+    }
+
+    #[test]
+    fn a_pause_is_told_once_and_another_reason_too() {
+        let mut skipping = Skipping::default();
+        assert!(skipping.is_news(&[Reason::Disconnected]));
+        assert!(!skipping.is_news(&[Reason::Disconnected]));
+        assert!(skipping.is_news(&[Reason::Operator, Reason::Disconnected]));
+        assert!(!skipping.is_news(&[Reason::Operator, Reason::Disconnected]));
+        assert!(skipping.is_news(&[Reason::Operator]));
+    }
 }

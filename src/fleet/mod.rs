@@ -205,7 +205,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         signals.drain.clone(),
     );
     threads.start("listener", move || listener.run())?;
-    let discoverer = Discoverer {
+    let discoverer = Discoverer::new(discoverer::Setup {
         rpc: rpc.clone(),
         roster: roster.clone(),
         gate: gate.clone(),
@@ -215,7 +215,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         trigger: triggered,
         stop: signals.drain.clone(),
         last: last_success.clone(),
-    };
+    });
     threads.start("discoverer", move || discoverer.run())?;
     let workers = Workers::start(
         config.workers,
