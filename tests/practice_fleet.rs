@@ -179,7 +179,7 @@ fn a_restart_announces_itself_before_its_answer_and_swallows_what_follows() {
     let again = json!({"agent": "choria_provision",
         "body": {"agent": "choria_provision", "action": "jwt", "data": {"token": "s3cret"}}});
     assert!(scene.ask(&again).is_empty());
-    assert!(!scene.node.left(&scene.site), "its settings end provisioning");
+    assert!(!scene.node.left(), "its settings end provisioning");
     assert!(scene.node.is_provisioned());
 }
 
@@ -191,7 +191,7 @@ fn a_node_whose_settings_do_not_end_provisioning_comes_back() {
     assert_eq!(scene.code(&json!({"agent": "choria_provision", "body": body})), 0);
     let body = json!({"agent": "choria_provision", "action": "restart", "data": {"token": "s3cret", "splay": 1}});
     assert_eq!(scene.code(&json!({"agent": "choria_provision", "body": body})), 0);
-    assert!(scene.node.left(&scene.site));
+    assert!(scene.node.left());
 }
 
 #[test]
@@ -200,7 +200,8 @@ fn every_fault_reads_back_as_it_is_written() {
         slow:50ms,slow:50ms:jwt,locked,wrong-token,not-provisioning,skewed,bad-jwt,expired-jwt,other-cn,csr-not-pem,\
         nonce-signature,short-key,wrong-hash,wrong-hash:jwt,forged-sender:jwt+right,undecodable-body,two-answers:jwt,\
         twice,data-null:jwt,data-missing:jwt.ecdh_public,data-number:inventory.version,status:jwt:5,configure-refused,\
-        restart-lost,huge-inventory:1000,deep-inventory:1000,discovered-as:a b,event-storm:5,returns:1";
+        restart-lost,huge-inventory:1000,deep-inventory:1000,discovered-as:a b,event-storm:5,returns:1,\
+        slow-update:50ms,update-in-vain";
     let faults = parse_list(list).expect("all are known");
     assert_eq!(faults[0], (3, Fault::Gone));
     for (_, fault) in faults {

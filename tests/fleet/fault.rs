@@ -237,6 +237,10 @@ pub enum Fault {
     EventStorm(u32),
     /// Comes back unprovisioned this many times, whatever its configuration says.
     Returns(u32),
+    /// Takes this long for an update, and does not answer it.
+    SlowUpdate(Duration),
+    /// Accepts updates and is no other version afterwards.
+    UpdateInVain,
 }
 
 /// What a correct provisioner makes of a node.
@@ -259,6 +263,7 @@ impl Fault {
             | Fault::EventStorm(_)
             | Fault::RestartLost
             | Fault::Returns(_)
+            | Fault::SlowUpdate(_)
             | Fault::RebootsAfter(_)
             | Fault::Token(Token::Newline) => Expected::Provisioned,
             // What is certainly no answer of this node is dropped; a broken body of its own may fail the try.
@@ -273,7 +278,9 @@ impl Fault {
             | Fault::Slow(..)
             | Fault::HugeInventory(_)
             | Fault::DeepInventory(_)
-            | Fault::DiscoveredAs(_) => Expected::Either,
+            | Fault::DiscoveredAs(_)
+            // Whether it is asked to update itself is for the helper.
+            | Fault::UpdateInVain => Expected::Either,
             // These leave the node configured and restarting, whatever the provisioner thinks of its answer.
             Fault::Envelope(_, Some(Action::Restart), false) | Fault::Data(Action::Restart, ..) => {
                 Expected::Either
@@ -347,6 +354,8 @@ impl fmt::Display for Fault {
             Fault::DiscoveredAs(name) => write!(f, "discovered-as:{name}"),
             Fault::EventStorm(count) => write!(f, "event-storm:{count}"),
             Fault::Returns(times) => write!(f, "returns:{times}"),
+            Fault::SlowUpdate(time) => write!(f, "slow-update:{}ms", time.as_millis()),
+            Fault::UpdateInVain => f.write_str("update-in-vain"),
         }
     }
 }
@@ -369,6 +378,8 @@ impl FromStr for Fault {
             None => Ok(default),
             Some(text) => text.parse::<u64>().map_err(|_| format!("{text} is no number")),
         };
+        let millis =
+            |text: &str| number(Some(text.trim_end_matches("ms")), 0).map(Duration::from_millis);
         Ok(match name {
             "gone" => Fault::Gone,
             "silent" => Fault::Silent,
@@ -378,10 +389,11 @@ impl FromStr for Fault {
             "reboots-after" => Fault::RebootsAfter(action(None)?),
             "deaf" => Fault::Deaf(action(None)?, number(second, 1)? as u32),
             "slow" => {
-                let delay = first.unwrap_or("2000ms").trim_end_matches("ms");
-                let delay = number(Some(delay), 0)?;
-                Fault::Slow(second.map(action_named).transpose()?, Duration::from_millis(delay))
+                let delay = millis(first.unwrap_or("2000ms"))?;
+                Fault::Slow(second.map(action_named).transpose()?, delay)
             }
+            "slow-update" => Fault::SlowUpdate(millis(first.unwrap_or("30000ms"))?),
+            "update-in-vain" => Fault::UpdateInVain,
             "locked" => Fault::Locked,
             "wrong-token" => Fault::WrongToken,
             "not-provisioning" => Fault::NotProvisioning,

@@ -586,6 +586,11 @@ impl View<'_> {
         self.lock().is_provisioned()
     }
 
+    /// The version it reports.
+    pub fn version(&self) -> String {
+        self.lock().version(&self.inner.site).to_owned()
+    }
+
     /// What `configure` brought last.
     pub fn received(&self) -> Option<Received> {
         self.lock().received.as_deref().cloned()
@@ -812,7 +817,7 @@ impl Inner {
                     connection.publish(&subject, &payload);
                 }
                 connection.unsubscribe(sid);
-                if node.left(&self.site) {
+                if node.left() {
                     node.online = true;
                     connection.subscribe(sid, &format!("provisioning.node.{}", node.identity));
                     let (subject, payload) = node.event(&self.site, Kind::Startup, now());

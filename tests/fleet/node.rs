@@ -146,6 +146,8 @@ pub struct Node {
     rebooted: bool,
     returned: u32,
     version: Option<String>,
+    /// The version it will have when it is back.
+    next_version: Option<String>,
     lock: Option<(String, Instant)>,
     busy_until: Option<Instant>,
     exchange: Option<usize>,
@@ -173,6 +175,7 @@ impl Node {
             rebooted: false,
             returned: 0,
             version: None,
+            next_version: None,
             lock: None,
             busy_until: None,
             exchange: None,
@@ -229,7 +232,7 @@ impl Node {
     }
 
     /// The node has left the network; the answer is whether it comes back unprovisioned.
-    pub fn left(&mut self, site: &Site) -> bool {
+    pub fn left(&mut self) -> bool {
         self.online = false;
         self.lock = None;
         self.exchange = None;
@@ -247,7 +250,8 @@ impl Node {
                     self.state = State::Provisioned;
                 }
             }
-            State::Stopping if self.version(site) != site.version && self.upgrading() => {
+            State::Stopping if self.next_version.is_some() => {
+                self.version = self.next_version.take();
                 self.state = State::Provisioning;
             }
             State::Stopping => self.state = State::Stopped,
@@ -269,12 +273,9 @@ impl Node {
         self.times_configured > 0 && matches!(self.state, State::Restarting | State::Provisioned)
     }
 
-    fn version<'a>(&'a self, site: &'a Site) -> &'a str {
+    /// The version it reports.
+    pub fn version<'a>(&'a self, site: &'a Site) -> &'a str {
         self.version.as_deref().unwrap_or(&site.version)
-    }
-
-    fn upgrading(&self) -> bool {
-        self.times_asked(Action::ReleaseUpdate) > 0 && self.times_asked(Action::Shutdown) == 0
     }
 
     /// A new process provisions again unless its configuration switches that off.
@@ -475,11 +476,19 @@ impl Node {
                 };
                 let subject = Kind::Upgraded.subject(&site.component);
                 let payload = event.encode(site.encoding);
-                out.push(Effect::Publish { subject, payload, after: Duration::ZERO });
-                self.publish_event(site, Kind::Shutdown, now, out);
-                self.version = Some(version.to_owned());
+                let after = match self.fault {
+                    Some(Fault::SlowUpdate(time)) => time,
+                    _ => Duration::ZERO,
+                };
+                out.push(Effect::Publish { subject, payload, after });
+                let (subject, payload) = self.event(site, Kind::Shutdown, now);
+                out.push(Effect::Publish { subject, payload, after });
+                self.next_version = match self.fault {
+                    Some(Fault::UpdateInVain) => Some(old),
+                    _ => Some(version.to_owned()),
+                };
                 self.state = State::Stopping;
-                out.push(Effect::Leave { after: site.restart_delay, announced: false });
+                out.push(Effect::Leave { after: after + site.restart_delay, announced: false });
                 Ok(message("Restarting Choria Server after 2s"))
             }
             Action::Reprovision => {
@@ -679,6 +688,7 @@ impl Node {
         match &self.fault {
             Some(Fault::SilentFrom(first))
                 if action.is_some_and(|action| step(action) >= step(*first)) => {}
+            Some(Fault::SlowUpdate(_)) if action == Some(Action::ReleaseUpdate) && ok => {}
             Some(Fault::RestartLost) if action == Some(Action::Restart) && ok => {}
             Some(Fault::Envelope(envelope, on, right)) if concerns(*on, action) => {
                 send(Some(*envelope), &body);
