@@ -44,8 +44,13 @@ fn the_defaults_shown_are_those_in_force() {
     let yaml: String = yaml
         .lines()
         .filter(|line| {
-            let of_its_own =
-                ["token:", "jwt_verify_cert:", "broker_provisioning_password:", "monitor_port:"];
+            let of_its_own = [
+                "token:",
+                "jwt_verify_cert:",
+                "upgrades_repository:",
+                "broker_provisioning_password:",
+                "monitor_port:",
+            ];
             !of_its_own.iter().any(|key| line.starts_with(key))
         })
         .map(|line| format!("{line}\n"))

@@ -88,9 +88,9 @@ settings! {
         rego_policy: String,
         /// One of several provisioners acts. Default: false. Not available in this version.
         leader_election: bool,
-        /// Where nodes find other versions of Choria. Not used by this version.
+        /// Where nodes find other versions of Choria: a URL. Required by `features.upgrades`, unless `upgrades_optional`.
         upgrades_repository: String,
-        /// Whether a node whose upgrade failed is provisioned anyway. Default: false. Not used by this version.
+        /// Whether a node that cannot be upgraded is provisioned as it is. Default: false.
         upgrades_optional: bool,
         /// What is done for a node beyond configuring it.
         features: Features,
@@ -138,7 +138,7 @@ settings! {
         jwt: bool,
         /// Nodes get a server JWT for an Ed25519 key they make; includes `jwt`, excludes `pki`. Default: false.
         ed25519: bool,
-        /// Nodes are upgraded first when the helper says so. Default: false. Not available in this version.
+        /// Nodes get another version of Choria first when the helper says so. Default: false.
         upgrades: bool,
     }
 }

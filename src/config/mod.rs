@@ -72,6 +72,10 @@ pub struct Config {
     pub server_jwt_validity: Duration,
     /// What is done for a node beyond configuring it.
     pub features: Features,
+    /// Where nodes find other versions of Choria; empty for nowhere. Checked with `features.upgrades`.
+    pub upgrades_repository: String,
+    /// A node that cannot be upgraded is configured as it is.
+    pub upgrades_optional: bool,
     /// Longest time for one node.
     pub node_timeout: Duration,
     /// How long a first question waits for its answer.
@@ -218,6 +222,7 @@ impl Config {
             token: file.jwt_signing_token,
             validity: file.server_jwt_validity,
         };
+        let upgrades_optional = file.upgrades_optional.is_some_and(|at| at.value);
         let interval = interval(file.interval, report);
         let helper_timeout =
             bounded("helper_timeout", file.helper_timeout, secs(10), ms(100)..=secs(600), report);
@@ -246,6 +251,13 @@ impl Config {
             },
             jwt_verify_cert,
             features,
+            upgrades_repository: upgrades_repository(
+                file.upgrades_repository,
+                features.upgrades,
+                upgrades_optional,
+                report,
+            ),
+            upgrades_optional,
             node_timeout: node_timeout(file.node_timeout, helper_timeout, report),
             probe_timeout: bounded(
                 "probe_timeout",
@@ -333,9 +345,6 @@ fn features(written: Option<&At<WrittenFeatures>>, report: &mut Report) -> Featu
         return Features { jwt: false, upgrades: false, enrollment: Enrollment::Off };
     };
     let is_on = |flag: &Option<At<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
-    if let Some(At { line, value: true }) = written.upgrades {
-        report.error(line, "features.upgrades: not supported by this version yet");
-    }
     let enrollment = match (is_on(&written.pki), is_on(&written.ed25519)) {
         (true, true) => {
             let line = written.ed25519.as_ref().map(|flag| flag.line);
@@ -537,6 +546,34 @@ fn jwt_verify_cert(
         );
     }
     Some(VerifyKeySource::File(path.to_path_buf()))
+}
+
+fn upgrades_repository(
+    written: Option<At<String>>,
+    is_needed: bool,
+    is_optional: bool,
+    report: &mut Report,
+) -> String {
+    let Some(At { line, value }) = written.filter(|at| !at.value.is_empty()) else {
+        if is_needed && is_optional {
+            report.warn(None, "upgrades_repository: is not set, so no node is upgraded");
+        } else if is_needed {
+            report.error(
+                None,
+                "upgrades_repository: must be set when `features.upgrades` is on and `upgrades_optional` is not",
+            );
+        }
+        return String::new();
+    };
+    let scheme = value.split_once("://").map_or("", |(scheme, _)| scheme);
+    let is_http = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    if is_needed && (!is_http || value.contains(|c: char| c.is_whitespace() || c.is_control())) {
+        report.error(
+            line,
+            format!("upgrades_repository: found {value:?}, wanted a URL such as https://repo.example.net/choria"),
+        );
+    }
+    value
 }
 
 fn hex_key(text: &str) -> Option<[u8; 32]> {
@@ -1026,6 +1063,33 @@ mod tests {
     }
 
     #[test]
+    fn upgrades_need_a_repository_unless_they_are_optional() {
+        let url = "https://repo.example.net/choria";
+        let on = "features: {upgrades: true}";
+        check(&format!("{on}\nupgrades_repository: {url}"), |c| c.upgrades_repository == url, true);
+        check(&format!("{on}\nupgrades_repository: HTTP://repo"), |c| c.features.upgrades, true);
+        check("upgrades_optional: yes", |c| c.upgrades_optional, true);
+        // Nobody looks at what is not used.
+        check("upgrades_repository: /srv", |c| c.upgrades_repository == "/srv", true);
+        wrong(
+            on,
+            &[
+                "t.yaml: upgrades_repository: must be set when `features.upgrades` is on and `upgrades_optional` is not",
+            ],
+        );
+        for bad in ["/srv/choria", "file:///srv/choria", "repo.example.net", "'https://a b'"] {
+            wrong(
+                &format!("{on}\nupgrades_optional: true\nupgrades_repository: {bad}"),
+                &["t.yaml:5: upgrades_repository: found "],
+            );
+        }
+        let (config, warnings) = good(&format!("{on}\nupgrades_optional: true"));
+        assert!(config.features.upgrades && config.upgrades_repository.is_empty());
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("no node is upgraded"), "{warnings:?}");
+    }
+
+    #[test]
     fn says_what_this_version_cannot_do() {
         wrong(
             "leader_election: true",
@@ -1040,10 +1104,6 @@ mod tests {
             &["t.yaml:3: admin_socket: not supported by this version yet"],
         );
         wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
-        wrong(
-            "features: {upgrades: true}",
-            &["t.yaml:3: features.upgrades: not supported by this version yet"],
-        );
         let mut report = Report::new("t.yaml");
         assert!(Config::parse(b"helper: /bin/true\n", &mut report).is_none());
         assert_eq!(report.errors.len(), 1);

@@ -265,7 +265,8 @@ impl Prober {
                 _ => (None, None),
             };
             let identity = key.identity.clone();
-            let probed = Probed { identity, term, registration, inventory, deadline };
+            let upgrade = entry.upgrade;
+            let probed = Probed { identity, term, registration, inventory, deadline, upgrade };
             self.setup.workers.hand(Job { key, attempt: entry.attempt, probed, permit });
         }
         None

@@ -24,6 +24,7 @@ use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use crate::gate::Closed;
+use crate::node::upgrade::Tries;
 use crate::node::{Outcome, Report};
 use crate::protocol::Identity;
 
@@ -47,9 +48,6 @@ pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Failures in a row that cost no wait, since a node that just came up may fail once or twice.
 pub const FAILURES_FREE: u16 = 2;
-
-/// Tries of one upgrade that changed nothing after which it is not sent again.
-pub const UPGRADE_TRIES_MAX: u8 = 2;
 
 /// Times one queued entry is asked again because of events; more would let a flood of events keep it from being worked.
 const ASKS_AGAIN_MAX: u8 = 3;
@@ -119,25 +117,7 @@ pub struct Taken {
     /// When it last announced itself while queued. An answer that arrived before is of the past.
     pub announced_at: Option<Instant>,
     /// The upgrade tried last, if any within [`KEPT_FOR`].
-    pub upgrade: Option<UpgradeTries>,
-}
-
-/// An upgrade sent to a node, and how often.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UpgradeTries {
-    target: u64,
-    from: u64,
-    tries: u8,
-}
-
-impl UpgradeTries {
-    /// Whether an upgrade to `target` of a node that reports version `from` was tried often enough to know that it
-    /// changes nothing.
-    pub fn is_stuck(&self, target: &str, from: &str) -> bool {
-        self.target == digest(target)
-            && self.from == digest(from)
-            && self.tries >= UPGRADE_TRIES_MAX
-    }
+    pub upgrade: Option<Tries>,
 }
 
 /// What became of a finished attempt.
@@ -741,14 +721,7 @@ impl Registry {
 
     fn keep_upgrade(&mut self, identity: &Identity, target: &str, from: &str, now: Instant) {
         let mut kept = self.kept(identity, now).copied().unwrap_or(Kept::new(now));
-        let (target, from) = (digest(target), digest(from));
-        let tries = match kept.upgrade {
-            Some(tried) if tried.target == target && tried.from == from => {
-                tried.tries.saturating_add(1)
-            }
-            _ => 1,
-        };
-        kept.upgrade = Some(UpgradeTries { target, from, tries });
+        kept.upgrade = Some(Tries::after(kept.upgrade, target, from));
         self.keep(identity, kept, now);
     }
 
@@ -892,7 +865,7 @@ impl Entry {
 struct Kept {
     changed: Instant,
     returns: u32,
-    upgrade: Option<UpgradeTries>,
+    upgrade: Option<Tries>,
 }
 
 impl Kept {

@@ -30,7 +30,7 @@ use crate::jwt::{KeyError, VerifyKey};
 use crate::metrics::Metrics;
 use crate::pki::ecdh::{self, Ephemeral, Sealed};
 use crate::protocol::{Identity, random_bytes};
-use crate::rpc::actions::{Configure, GenCsr, Inventory, Jwt, Restart, Shutdown};
+use crate::rpc::actions::{Configure, GenCsr, Inventory, Jwt, ReleaseUpdate, Restart, Shutdown};
 use crate::rpc::{
     self, Action, Arrival, Attempt, Call, Checked, Contradiction, Patience, Registration, Rpc,
     SendError,
@@ -40,6 +40,7 @@ use crate::transport::PublishError;
 
 use self::keyed::{Challenge, Keyed, Signer};
 use self::step::{BadAnswer, Decision, Described, Plan, Ready, Refusal, Verified};
+use self::upgrade::{Policy, Problem};
 
 /// What every attempt needs.
 #[derive(Debug)]
@@ -73,11 +74,13 @@ pub struct Probed {
     pub inventory: Option<Arrival>,
     /// When its time is up.
     pub deadline: Instant,
+    /// The upgrade it was sent last, if any.
+    pub upgrade: Option<upgrade::Tries>,
 }
 
 /// Makes one attempt to provision a node. Blocks until there is an outcome.
 pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -> Report {
-    let Probed { identity, term, registration, inventory, deadline } = node;
+    let Probed { identity, term, registration, inventory, deadline, upgrade } = node;
     let mut attempt = Attempt::new(
         &context.rpc,
         &identity,
@@ -93,7 +96,7 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
     }
 
     let mut node =
-        Node { context, identity: &identity, term, deadline, attempt, steps: Vec::new() };
+        Node { context, identity: &identity, term, deadline, upgrade, attempt, steps: Vec::new() };
     let result = node.provision();
     let steps = node.steps;
     match result {
@@ -110,6 +113,7 @@ struct Node<'a> {
     identity: &'a Identity,
     term: Term,
     deadline: Instant,
+    upgrade: Option<upgrade::Tries>,
     attempt: Attempt<'a>,
     steps: Vec<(&'static str, Duration)>,
 }
@@ -141,6 +145,9 @@ impl Node<'_> {
         };
         let server_jwt = self.sign(&plan)?;
         let key = seal(&plan)?;
+        if let Some(sent) = self.upgrade(&plan)? {
+            return Ok(sent);
+        }
         self.hear_contradictions()?;
         let credentials = Credentials { server_jwt, key };
         let configured_at = self.step("configure", |node| node.configure(&plan, &credentials))?;
@@ -193,7 +200,7 @@ impl Node<'_> {
     /// Reads the inventory the prober holds, or asks for it again. Only now: a stranger's JSON is not parsed.
     fn describe(&mut self, keyed: Keyed) -> Result<Described, Error> {
         let reply = self.call(Inventory {})?;
-        Ok(keyed.described(reply.data))
+        Ok(keyed.described(reply))
     }
 
     /// Asks for a certificate request and checks it.
@@ -269,6 +276,70 @@ impl Node<'_> {
         let (node, jwt_id, expires) = (self.identity.as_str(), issued.id.as_str(), issued.expires);
         log::debug!(component = node, node, jwt_id, expires; "Signed a server JWT for {node}");
         Ok(Some(issued))
+    }
+
+    /// Has the node become another version first, if the helper wishes so. That ends the attempt: the node comes back by its startup
+    /// event.
+    fn upgrade(&mut self, plan: &Plan) -> Result<Option<Outcome>, Error> {
+        let Config { features, upgrades_optional, upgrades_repository, .. } = &*self.context.config;
+        let policy = Policy {
+            is_on: features.upgrades,
+            is_optional: *upgrades_optional,
+            repository: upgrades_repository,
+        };
+        let is_stuck = |target: &str, from: &str| {
+            self.upgrade.is_some_and(|tries| tries.is_stuck(target, from))
+        };
+        match upgrade::decide(policy, plan.reported(), &plan.upgrade, is_stuck) {
+            upgrade::Decision::GoOn => Ok(None),
+            upgrade::Decision::Send { version } => {
+                self.step("release_update", |node| node.release_update(policy, plan, version))
+            }
+            upgrade::Decision::Skip(skipped) => {
+                self.continue_as_it_is(skipped.to_string());
+                Ok(None)
+            }
+            upgrade::Decision::Fail(problem) => Err(Error::Upgrade(problem)),
+            upgrade::Decision::Stuck(stuck) => Err(Error::UpgradeStuck(stuck)),
+        }
+    }
+
+    /// Sends one update, and only once: silence may be a slow download, which a second request would repeat.
+    fn release_update(
+        &mut self,
+        policy: Policy<'_>,
+        plan: &Plan,
+        version: String,
+    ) -> Result<Option<Outcome>, Error> {
+        let sent_at = Instant::now();
+        let (repository, token) = (policy.repository, self.context.config.token.expose());
+        let request = ReleaseUpdate { repository, token, version: &version };
+        let result = self.attempt.call(&mut |_| request, &mut |_, reply| Checked::Done(reply));
+        let node = self.identity.as_str();
+        match result {
+            Ok(reply) => {
+                log::debug!(component = node, node; "{node} on release_update: {}", reply.message);
+            }
+            Err(source) if is_unanswered(&source) => {
+                log::info!(component = node, node; "{node} did not answer release_update and may be at it: {source}");
+            }
+            Err(source) if policy.is_optional && says_no_to_upgrade(&source) => {
+                let error = Error::Update { version: version.clone(), source };
+                let reason = reason(&error);
+                self.continue_as_it_is(format!(
+                    "Could not upgrade to {version}, continuing: {reason}"
+                ));
+                return Ok(None);
+            }
+            Err(source) => return Err(Error::Update { version, source }),
+        }
+        Ok(Some(Outcome::UpgradeSent { version, from: plan.version.clone(), sent_at }))
+    }
+
+    /// Says that the node is configured with the version it has.
+    fn continue_as_it_is(&self, warning: String) {
+        let (node, warning) = (self.identity.as_str(), shortened(warning));
+        log::warn!(component = node, node; "{warning}");
     }
 
     /// Sends the configuration; returns when that was answered.
@@ -388,6 +459,32 @@ fn is_gone(error: &rpc::Error) -> bool {
     }
 }
 
+/// Whether an update went out and nobody can know what became of it.
+fn is_unanswered(error: &rpc::Error) -> bool {
+    match error {
+        rpc::Error::Silent { .. } | rpc::Error::Lost { .. } => true,
+        rpc::Error::GivenUp { tries } | rpc::Error::Deadline { tries, last: None } => *tries > 0,
+        rpc::Error::Deadline { last: Some(_), .. }
+        | rpc::Error::Contradicted(_)
+        | rpc::Error::Stopped(_)
+        | rpc::Error::Unreachable { .. }
+        | rpc::Error::Refused { .. }
+        | rpc::Error::BadReply { .. }
+        | rpc::Error::Send(_) => false,
+    }
+}
+
+/// Whether the node is there and ours, and will not become the version wished.
+fn says_no_to_upgrade(error: &rpc::Error) -> bool {
+    match error {
+        rpc::Error::Refused { .. } => {
+            !(error.is_busy() || error.is_wrong_token() || error.is_not_provisioning())
+        }
+        rpc::Error::BadReply { .. } => true,
+        _ => false,
+    }
+}
+
 /// Encrypts the private key that the helper gave, if it did, under a pair of ours that serves this node alone.
 fn seal(plan: &Plan) -> Result<Option<Sealed>, Error> {
     let Some(key) = &plan.key else { return Ok(None) };
@@ -452,6 +549,12 @@ enum Error {
     BadAnswer(BadAnswer),
     /// The node's private key could not be encrypted.
     Key(ecdh::Error),
+    /// The node cannot be upgraded.
+    Upgrade(upgrade::Problem),
+    /// The node was upgraded in vain.
+    UpgradeStuck(upgrade::Stuck),
+    /// The node did not take an update.
+    Update { version: String, source: rpc::Error },
     /// The helper wants the node later.
     Deferred { reason: String },
     /// There is no key for provisioning JWTs.
@@ -473,6 +576,8 @@ impl Error {
     fn outcome(&self, gate: &Gate) -> Outcome {
         match self {
             Error::Rpc { action, source, .. } => rpc_outcome(*action, source, gate),
+            Error::Update { source, .. } => rpc_outcome(Action::ReleaseUpdate, source, gate),
+            Error::UpgradeStuck(stuck) => Outcome::UpgradeStuck { version: stuck.version.clone() },
             Error::Refused(_) | Error::Contradicted(_) => Outcome::Refused,
             Error::Key(error) if error.is_of_node() => Outcome::Refused,
             Error::Stopped(closed) => Outcome::Stopped(*closed),
@@ -480,13 +585,16 @@ impl Error {
             Error::Helper(_) | Error::BadAnswer(_) => Outcome::HelperFailed,
             Error::Deferred { .. } => Outcome::Deferred,
             Error::Key(_)
+            | Error::Upgrade(Problem::NoRepository)
             | Error::NoVerifyKey
             | Error::VerifyKeyFile { .. }
             | Error::VerifyKey { .. }
             | Error::NoSigningKey
             | Error::Signing(_)
             | Error::Sign(_) => Outcome::Misconfigured,
-            Error::TimeUp => Outcome::Failed,
+            Error::TimeUp | Error::Upgrade(Problem::NoVersion | Problem::NotUpgradable) => {
+                Outcome::Failed
+            }
         }
     }
 }
@@ -562,6 +670,9 @@ impl fmt::Display for Error {
             Error::Helper(_) => f.write_str("could not invoke configure helper"),
             Error::BadAnswer(_) => f.write_str("configuration failed"),
             Error::Key(error) => error.fmt(f),
+            Error::Upgrade(problem) => problem.fmt(f),
+            Error::UpgradeStuck(stuck) => stuck.fmt(f),
+            Error::Update { version, .. } => write!(f, "update to {version} failed"),
             // The original's spelling, which operators search for.
             Error::Deferred { reason } => write!(f, "configuration defered: {reason}"),
             Error::NoVerifyKey => {
@@ -587,7 +698,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Rpc { source, .. } => Some(source),
+            Error::Rpc { source, .. } | Error::Update { source, .. } => Some(source),
             Error::Refused(refusal) => refusal.source(),
             Error::Helper(source) => Some(source),
             Error::BadAnswer(source) => Some(source),
@@ -599,6 +710,8 @@ impl std::error::Error for Error {
             Error::Contradicted(_)
             | Error::Stopped(_)
             | Error::TimeUp
+            | Error::Upgrade(_)
+            | Error::UpgradeStuck(_)
             | Error::Deferred { .. }
             | Error::NoVerifyKey
             | Error::NoSigningKey => None,
@@ -618,6 +731,10 @@ fn reason(error: &Error) -> String {
         text.push_str(&cause.to_string());
         next = cause.source();
     }
+    shortened(text)
+}
+
+fn shortened(text: String) -> String {
     match text.char_indices().nth(REASON_MAX) {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text,
@@ -1057,6 +1174,7 @@ mod tests {
                 registration: None,
                 inventory: None,
                 deadline: Instant::now() + LONG,
+                upgrade: None,
             };
             let report = provision(&site.context, probed, &mut patience);
             assert_eq!(report.outcome, outcome, "{action}");
@@ -1230,6 +1348,180 @@ mod tests {
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    const UPGRADES: &str =
+        "features: {upgrades: true}\nupgrades_repository: https://repo.example.net";
+    const OPTIONAL: &str = "features: {upgrades: true}\nupgrades_repository: https://repo.example.net\nupgrades_optional: true";
+    /// The version that the recorded node reports.
+    const VERSION: &str = "0.30.2";
+
+    fn upgrade_to(version: &str) -> String {
+        let settings = r#"{"plugin.choria.server.provision":"0"}"#;
+        format!(r#"echo '{{"upgrade":"{version}","configuration":{settings}}}'"#)
+    }
+
+    #[test]
+    fn another_version_is_sent_before_any_configuration() {
+        for wish in ["0.31.0", "0.28.0"] {
+            let site = Site::new(UPGRADES, &upgrade_to(wish));
+            site.answer("inventory", &upgradable());
+            let before = Instant::now();
+            let report = site.provision();
+            let Outcome::UpgradeSent { version, from, sent_at } = report.outcome else {
+                panic!("{report:?}")
+            };
+            assert_eq!((version.as_str(), from.as_str()), (wish, VERSION));
+            assert!(before <= sent_at && sent_at <= Instant::now());
+            assert_eq!(report.reason, "");
+            assert_eq!(site.actions(), ["inventory", "release_update"]);
+            assert_eq!(
+                site.asked()[1].body,
+                format!(
+                    r#"{{"agent":"choria_provision","action":"release_update","data":{{"repository":"https://repo.example.net","token":"s3cret","version":"{wish}"}}}}"#
+                )
+            );
+            let steps: Vec<_> = report.steps.iter().map(|(name, _)| *name).collect();
+            assert_eq!(steps, ["inventory", "helper", "release_update"]);
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_the_version_wished_is_configured() {
+        for settings in [UPGRADES, OPTIONAL] {
+            let site = Site::new(settings, &upgrade_to(VERSION));
+            site.answer("inventory", &upgradable());
+            check_configured(&site);
+        }
+        // Without the feature a wish is only a warning.
+        check_configured(&Site::new("", &upgrade_to("0.31.0")));
+    }
+
+    #[test]
+    fn a_node_that_takes_no_upgrades_fails_or_is_configured_as_it_is() {
+        let fixed = good("inventory", &json!({"version": VERSION, "upgradable": false}));
+        let unknown = good("inventory", &json!({"version": "", "upgradable": true}));
+        for (inventory, expected) in [
+            (&fixed, "does not support upgrades"),
+            (&unknown, "did not receive a version in inventory"),
+        ] {
+            let site = Site::new(UPGRADES, &upgrade_to("0.31.0"));
+            site.answer("inventory", inventory);
+            check(&site, Outcome::Failed, expected);
+            assert_eq!(site.actions(), ["inventory"]);
+
+            let site = Site::new(OPTIONAL, &upgrade_to("0.31.0"));
+            site.answer("inventory", inventory);
+            check_configured(&site);
+        }
+    }
+
+    #[test]
+    fn a_refused_update_is_not_repeated() {
+        let words = "Update to version 0.31.0 failed, release rolled back: not found";
+        let failed = refusal("release_update", 1, words);
+        let no_use = good("release_update", &json!({"message": 1}));
+        for answer in [&failed, &no_use] {
+            let site = Site::new(UPGRADES, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            site.answer("release_update", answer);
+            check_start(&site, Outcome::Failed, "update to 0.31.0 failed: ");
+            assert_eq!(site.actions(), ["inventory", "release_update"]);
+
+            let site = Site::new(OPTIONAL, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            site.answer("release_update", answer);
+            let report = site.provision();
+            assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+            assert_eq!(site.actions(), ["inventory", "release_update", "configure", "restart"]);
+        }
+
+        // These say something else than that there is no upgrade.
+        for (words, outcome) in [
+            ("Could not obtain provisioning lock", Outcome::Busy),
+            ("Incorrect provision token supplied", Outcome::WrongToken),
+            ("Cannot update a server that is not in provisioning mode", Outcome::NotProvisioning),
+        ] {
+            let site = Site::new(OPTIONAL, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            site.answer("release_update", &refusal("release_update", 1, words));
+            check_start(&site, outcome, "update to 0.31.0 failed: ");
+            assert_eq!(site.actions(), ["inventory", "release_update"]);
+        }
+    }
+
+    #[test]
+    fn an_update_that_nobody_answers_may_be_under_way() {
+        for settings in [UPGRADES, OPTIONAL] {
+            let site = Site::new(settings, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            let mut patience = Calm::new();
+            let keep = Mutex::new(patience.keep.take());
+            site.answers("release_update", move |_, _| {
+                drop(keep.lock().take());
+                Vec::new()
+            });
+            let report = provision(&site.context, site.probed(LONG), &mut patience);
+            assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
+            assert_eq!(site.actions(), ["inventory", "release_update"]);
+        }
+
+        let site = Site::new(UPGRADES, &upgrade_to("0.31.0"));
+        site.answer("inventory", &upgradable());
+        site.silence("release_update");
+        let report = provision(&site.context, site.probed(HELPER_RUNS), &mut Calm::new());
+        assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
+    }
+
+    #[test]
+    fn an_update_that_nobody_received_is_not_under_way() {
+        for settings in [UPGRADES, OPTIONAL] {
+            let site = Site::new(settings, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            let probed = site.probed(LONG);
+            site.memory.no_responders_for(SUBJECT);
+            let report = provision(&site.context, probed, &mut Calm::new());
+            assert_eq!(report.outcome, Outcome::Unreachable, "{report:?}");
+            assert!(report.reason.starts_with("update to 0.31.0 failed: "), "{report:?}");
+        }
+    }
+
+    #[test]
+    fn an_update_that_changed_nothing_twice_is_not_sent_again() {
+        let tried = |count| {
+            (0..count)
+                .fold(None, |before, _| Some(upgrade::Tries::after(before, "0.31.0", VERSION)))
+        };
+        let provision_after = |settings, count| {
+            let site = Site::new(settings, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            let probed = Probed { upgrade: tried(count), ..site.probed(LONG) };
+            (provision(&site.context, probed, &mut Calm::new()), site.actions())
+        };
+        let (report, _) = provision_after(UPGRADES, 1);
+        assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
+        let (report, actions) = provision_after(UPGRADES, 2);
+        assert_eq!(report.outcome, Outcome::UpgradeStuck { version: "0.31.0".to_owned() });
+        assert_eq!(
+            report.reason,
+            "update to 0.31.0 was sent before and the node still reports 0.30.2: \
+             the helper must wish for the version exactly as the node will report it"
+        );
+        assert_eq!(actions, ["inventory"]);
+        let (report, actions) = provision_after(OPTIONAL, 2);
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        assert_eq!(actions, ["inventory", "configure", "restart"]);
+    }
+
+    #[track_caller]
+    fn check_configured(site: &Site) {
+        let report = site.provision();
+        assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
+        assert_eq!(site.actions(), ["inventory", "configure", "restart"]);
+    }
+
+    fn upgradable() -> String {
+        good("inventory", &json!({"version": VERSION, "upgradable": true}))
     }
 
     #[test]
@@ -1498,6 +1790,7 @@ mod tests {
                 registration: Some(registration),
                 inventory: arrivals.try_recv().ok(),
                 deadline: Instant::now() + time,
+                upgrade: None,
             }
         }
 

@@ -15,11 +15,12 @@ use crate::jwt::provisioning::{self, ProvisioningToken};
 use crate::pki::csr::{self, Csr};
 use crate::pki::ecdh::{self, Ephemeral, PrivateKey, Sealed};
 use crate::protocol::Identity;
-use crate::rpc::actions::{GenCsrReply, JwtReply};
+use crate::rpc::actions::{GenCsrReply, InventoryReply, JwtReply};
 
 use super::claims::{self, Warning};
 use super::keyed::{Candidate, Keyed, NotProved, ProvedKey, Unsigned};
 use super::lint::{self, Finding, Severity};
+use super::upgrade::Reported;
 
 /// A node we may talk to: it showed a valid provisioning JWT, or the site does not ask for one.
 #[derive(Debug)]
@@ -76,8 +77,8 @@ impl Verified {
 }
 
 impl Keyed {
-    /// Adds what the node says about itself: the JSON text the helper gets.
-    pub fn described(self, inventory: String) -> Described {
+    /// Adds what the node says about itself.
+    pub fn described(self, inventory: InventoryReply) -> Described {
         Described { keyed: self, inventory }
     }
 }
@@ -86,7 +87,7 @@ impl Keyed {
 #[derive(Debug)]
 pub struct Described {
     keyed: Keyed,
-    inventory: String,
+    inventory: InventoryReply,
 }
 
 impl Described {
@@ -138,7 +139,7 @@ impl Ready {
 
     /// What the node says about itself, as JSON text.
     pub fn inventory(&self) -> &str {
-        &self.described.inventory
+        &self.described.inventory.data
     }
 
     /// The verified claims of the node's JWT, if it was asked for one.
@@ -207,7 +208,8 @@ impl Ready {
         unix_time: i64,
         warn: &mut dyn FnMut(Finding),
     ) -> Result<Plan, BadAnswer> {
-        let Keyed { verified: Verified { identity, token }, candidate } = self.described.keyed;
+        let Described { keyed, inventory } = self.described;
+        let Keyed { verified: Verified { identity, token }, candidate } = keyed;
         let mut warn = |warning: Warning| warn(Finding::of_claims(&warning));
         let described = candidate.map(|candidate| {
             let wishes = answer.server_claims.as_deref();
@@ -235,6 +237,9 @@ impl Ready {
             ssldir,
             action_policies: answer.action_policies,
             opa_policies: answer.opa_policies,
+            upgrade: answer.upgrade,
+            version: inventory.version,
+            is_upgradable: inventory.upgradable,
         })
     }
 }
@@ -275,6 +280,19 @@ pub struct Plan {
     pub action_policies: BTreeMap<String, String>,
     /// File name → content.
     pub opa_policies: BTreeMap<String, String>,
+    /// The version the helper wishes the node to have first; empty if any will do.
+    pub upgrade: String,
+    /// The version the node has; empty if it said none.
+    pub version: String,
+    /// Whether the node takes another one from us.
+    pub is_upgradable: bool,
+}
+
+impl Plan {
+    /// What the node says about its version.
+    pub fn reported(&self) -> Reported<'_> {
+        Reported { version: &self.version, is_upgradable: self.is_upgradable }
+    }
 }
 
 /// A private key made by the helper's CA, and the half of an exchange that the node it is for has begun.
@@ -387,7 +405,7 @@ mod tests {
     use crate::node::lint::{Room, Site};
     use crate::pki::ecdh::Ephemeral;
     use crate::protocol::Identity;
-    use crate::rpc::actions::{Gen25519Reply, GenCsrReply, JwtReply};
+    use crate::rpc::actions::{Gen25519Reply, GenCsrReply, InventoryReply, JwtReply};
 
     /// Some node's half of an exchange.
     const NODE_PUBLIC: &str = "675dd574ed7789310b3d2e7681f3790b466c773b1521fecf36577958371ea52f";
@@ -397,7 +415,7 @@ mod tests {
         let verified = Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
         let ready =
-            verified.without_key().described("{}".to_owned()).with_csr(sent.clone(), &[]).unwrap();
+            verified.without_key().described(inventory()).with_csr(sent.clone(), &[]).unwrap();
         assert_eq!(ready.identity(), &node());
         assert_eq!(ready.inventory(), "{}");
         assert!(ready.claims().unwrap().get().starts_with(r#"{"cht":"s3cret","chs":false,"#));
@@ -408,8 +426,7 @@ mod tests {
             (&*sent.csr, &*sent.public_key, &*sent.ssldir)
         );
 
-        let unasked =
-            Verified::unasked(node()).without_key().described("{}".to_owned()).without_csr();
+        let unasked = Verified::unasked(node()).without_key().described(inventory()).without_csr();
         assert!(unasked.claims().is_none() && unasked.csr().is_none());
     }
 
@@ -441,7 +458,7 @@ mod tests {
             ),
         ] {
             let deny: Vec<Regex> = deny.into_iter().map(|text| Regex::new(text).unwrap()).collect();
-            let described = Verified::unasked(node()).without_key().described(String::new());
+            let described = Verified::unasked(node()).without_key().described(inventory());
             assert_eq!(described.with_csr(csr, &deny).unwrap_err().to_string(), expected);
         }
     }
@@ -516,7 +533,7 @@ mod tests {
         let verified = || Verified::by_jwt(node(), jwt(), &testing::rsa_key(), NOW).unwrap();
         let sent = recorded_csr();
         let with_all =
-            verified().without_key().described(String::new()).with_csr(sent.clone(), &[]).unwrap();
+            verified().without_key().described(inventory()).with_csr(sent.clone(), &[]).unwrap();
         let known = with_all.known(site());
         assert_eq!(known.identity, &node());
         assert!(known.is_provisioning_default);
@@ -544,7 +561,7 @@ mod tests {
             let signer = Signer { issuer: issuer.clone(), validity: Duration::from_secs(86_400) };
             let key = ProvedKey::check("nonce", reply).unwrap();
             let keyed = Verified::unasked(node()).with_key(key, signer);
-            keyed.described(String::new()).without_csr()
+            keyed.described(inventory()).without_csr()
         };
         let enrollment = Enrollment::OrganizationIssuer;
         let site = || Site { features: Features { enrollment, ..site().features }, ..site() };
@@ -584,7 +601,7 @@ mod tests {
         let with = |ecdh_public: &str| {
             let reply = JwtReply { ecdh_public: ecdh_public.to_owned(), ..jwt() };
             let verified = Verified::by_jwt(node(), reply, &testing::rsa_key(), NOW).unwrap();
-            let ready = verified.without_key().described(String::new()).without_csr();
+            let ready = verified.without_key().described(inventory()).without_csr();
             let (plan, _) = plan(ready, &answer);
             assert!(!format!("{plan:?}").contains("PRIVATE"), "{plan:?}");
             plan.key.unwrap().seal(&Ephemeral::new([1; 32], [2; 16]))
@@ -639,7 +656,7 @@ mod tests {
             let sent = GenCsrReply { ssldir: ssldir.to_owned(), ..recorded_csr() };
             Verified::unasked(node())
                 .without_key()
-                .described(String::new())
+                .described(inventory())
                 .with_csr(sent, &[])
                 .unwrap()
         };
@@ -670,7 +687,7 @@ mod tests {
     }
 
     fn ready() -> Ready {
-        Verified::unasked(node()).without_key().described(String::new()).without_csr()
+        Verified::unasked(node()).without_key().described(inventory()).without_csr()
     }
 
     fn node() -> Identity {
@@ -683,6 +700,11 @@ mod tests {
 
     fn shown(jwt: &str) -> JwtReply {
         JwtReply { jwt: jwt.to_owned(), ecdh_public: NODE_PUBLIC.to_owned() }
+    }
+
+    fn inventory() -> InventoryReply {
+        let version = "0.29.4".to_owned();
+        InventoryReply { data: "{}".to_owned(), version, upgradable: true }
     }
 
     fn recorded_csr() -> GenCsrReply {

@@ -1,6 +1,6 @@
 //! Whether a node needs another version first.
 //!
-//! The decision alone, pure. Sending it is `provision`'s, and counting how often one was sent the registry's, since an
+//! The decision alone, pure. Sending it is `provision`'s, and remembering how often one was sent the registry's, since an
 //! upgrade ends the attempt: the node comes back by its startup event, with the version it has then.
 //!
 //! | In this order | Decision |
@@ -19,9 +19,14 @@
 //! Source: `handleHostUpgrade` in choria-io/provisioner's `host/host.go`. It upgrades for ever a node that never reports
 //! the wished version, and sends an upgrade without a repository where upgrades are optional, which every node refuses.
 
+use std::collections::hash_map::DefaultHasher;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use crate::version::Version;
+
+/// Tries of one upgrade that changed nothing after which it is not sent again.
+pub const TRIES_MAX: u8 = 2;
 
 /// What the site says about upgrades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +110,41 @@ pub fn decide(
     Decision::Send { version: wish.to_owned() }
 }
 
+/// The upgrade sent to a node last, and how often in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tries {
+    target: u64,
+    from: u64,
+    count: u8,
+}
+
+impl Tries {
+    /// What to remember after `before` when an upgrade to `target` was sent to a node that reported version `from`.
+    pub fn after(before: Option<Tries>, target: &str, from: &str) -> Tries {
+        let (target, from) = (digest(target), digest(from));
+        let count = match before {
+            Some(tried) if tried.target == target && tried.from == from => {
+                tried.count.saturating_add(1)
+            }
+            _ => 1,
+        };
+        Tries { target, from, count }
+    }
+
+    /// Whether an upgrade to `target` of a node that reports version `from` was tried often enough to know that it
+    /// changes nothing.
+    pub fn is_stuck(&self, target: &str, from: &str) -> bool {
+        self.target == digest(target) && self.from == digest(from) && self.count >= TRIES_MAX
+    }
+}
+
+/// Stands for a version, so that a remembered node stays small. Whoever finds two with one digest gains nothing by it.
+fn digest(version: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    version.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Why a node cannot be upgraded, in the original's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Problem {
@@ -178,7 +218,7 @@ impl fmt::Display for Skipped {
 
 #[cfg(test)]
 mod tests {
-    use super::{Decision, Policy, Reported, decide};
+    use super::{Decision, Policy, Reported, Tries, decide};
 
     const REPOSITORY: &str = "https://repo.example.net";
     const NODE: Reported<'_> = Reported { version: "0.29.4", is_upgradable: true };
@@ -273,6 +313,18 @@ mod tests {
         );
         // A node that arrived is not stuck, however often it was sent there.
         assert_eq!(decide(ON, node, "0.30.0", |_, _| true), Decision::GoOn);
+    }
+
+    #[test]
+    fn counts_what_is_sent_in_vain() {
+        let once = Tries::after(None, "0.30.0-1", "0.29.4");
+        assert!(!once.is_stuck("0.30.0-1", "0.29.4"));
+        let twice = Tries::after(Some(once), "0.30.0-1", "0.29.4");
+        assert!(twice.is_stuck("0.30.0-1", "0.29.4"));
+        // Another wish, or a node that has changed, is another upgrade.
+        assert!(!twice.is_stuck("0.30.0", "0.29.4"));
+        assert!(!twice.is_stuck("0.30.0-1", "0.30.0"));
+        assert!(!Tries::after(Some(twice), "0.30.0-1", "0.30.0").is_stuck("0.30.0-1", "0.30.0"));
     }
 
     #[track_caller]

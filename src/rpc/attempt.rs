@@ -778,7 +778,9 @@ impl Error {
 
     /// The node is not in provisioning mode any more.
     pub fn is_not_provisioning(&self) -> bool {
+        // `release_update` has words of its own.
         self.is_refusal("Cannot reconfigure a server that is not in provisioning mode")
+            || self.is_refusal("Cannot update a server that is not in provisioning mode")
     }
 
     fn is_refusal(&self, words: &str) -> bool {
@@ -1080,13 +1082,14 @@ mod tests {
     #[test]
     fn refusals_that_stay_are_not_tried_again() {
         type Question = fn(&Error) -> bool;
-        let rows: [(&str, Question); 3] = [
+        let rows: [(&str, Question); 4] = [
             ("Could not obtain provisioning lock", Error::is_busy),
             ("Incorrect provision token supplied", Error::is_wrong_token),
             (
                 "Cannot reconfigure a server that is not in provisioning mode",
                 Error::is_not_provisioning,
             ),
+            ("Cannot update a server that is not in provisioning mode", Error::is_not_provisioning),
         ];
         for action in Action::ALL {
             for (words, question) in rows {
