@@ -198,7 +198,7 @@ fn a_node_whose_settings_do_not_end_provisioning_comes_back() {
 fn every_fault_reads_back_as_it_is_written() {
     let list = "gone=3, silent,silent-from:jwt,silent-after:jwt,gone-after:configure,reboots-after:jwt,deaf:jwt:2,\
         slow:50ms,slow:50ms:jwt,locked,wrong-token,not-provisioning,skewed,bad-jwt,expired-jwt,other-cn,csr-not-pem,\
-        nonce-signature,short-key,wrong-hash,wrong-hash:jwt,forged-sender:jwt+right,undecodable-body,two-answers:jwt,\
+        nonce-signature,short-key,key-length:31,weak-key,wrong-hash,wrong-hash:jwt,forged-sender:jwt+right,undecodable-body,two-answers:jwt,\
         twice,data-null:jwt,data-missing:jwt.ecdh_public,data-number:inventory.version,status:jwt:5,configure-refused,\
         restart-lost,huge-inventory:1000,deep-inventory:1000,discovered-as:a b,event-storm:5,returns:1,\
         slow-update:50ms,update-in-vain";
@@ -307,6 +307,7 @@ impl Scene {
             restart_delay: Duration::from_secs(2),
             delay: Duration::ZERO,
             broker_url: "nats://127.0.0.1:4222".to_owned(),
+            organization: None,
         };
         Scene { site, node, instant: Instant::now() }
     }

@@ -213,6 +213,10 @@ pub enum Fault {
     NonceSignature,
     /// Shows a public key that is too short.
     ShortKey,
+    /// Shows a public key of so many bytes.
+    KeyLength(usize),
+    /// Shows a public key that anybody can sign for.
+    WeakKey,
     /// Sends a spoiled envelope, and the right one right after it if the flag is set.
     Envelope(Envelope, On, bool),
     /// Answers twice, with different words.
@@ -297,6 +301,8 @@ impl Fault {
             )
             | Fault::NonceSignature
             | Fault::ShortKey
+            | Fault::KeyLength(_)
+            | Fault::WeakKey
             | Fault::Csr(_)
             | Fault::Data(Action::GenCsr, ..)
             | Fault::Status(Action::GenCsr, _) => Expected::Either,
@@ -336,6 +342,8 @@ impl fmt::Display for Fault {
             Fault::Csr(fault) => f.write_str(name_of(&CSRS, fault)),
             Fault::NonceSignature => f.write_str("nonce-signature"),
             Fault::ShortKey => f.write_str("short-key"),
+            Fault::KeyLength(bytes) => write!(f, "key-length:{bytes}"),
+            Fault::WeakKey => f.write_str("weak-key"),
             Fault::Envelope(fault, scope, right) => {
                 let name = name_of(&ENVELOPES, fault);
                 write!(f, "{name}{}{}", on(scope), if *right { "+right" } else { "" })
@@ -400,6 +408,8 @@ impl FromStr for Fault {
             "skewed" => Fault::Skewed,
             "nonce-signature" => Fault::NonceSignature,
             "short-key" => Fault::ShortKey,
+            "key-length" => Fault::KeyLength(number(first, 31)? as usize),
+            "weak-key" => Fault::WeakKey,
             "two-answers" => Fault::TwoAnswers(action(Some(Action::Jwt))?),
             "twice" => Fault::Twice,
             "status" => Fault::Status(action(None)?, number(second, 1)?),

@@ -37,14 +37,25 @@ pub struct Tokens {
 impl Tokens {
     /// Signs tokens with `token` as the shared secret in them, valid for a year from `now`.
     pub fn new(token: &str, broker_url: &str, upgradable: bool, now: i64) -> Tokens {
+        Tokens::signed_by(signing_key(), token, broker_url, upgradable, now)
+    }
+
+    /// The same, signed by an organization's own issuer.
+    pub fn signed_by(
+        key: &PKey<Private>,
+        token: &str,
+        broker_url: &str,
+        upgradable: bool,
+        now: i64,
+    ) -> Tokens {
         let claims = |purpose: &str, expires: i64| {
             claims(token, broker_url, upgradable, purpose, now, expires)
         };
         Tokens {
-            good: sign(signing_key(), &claims("choria_provisioning", now + 365 * 86_400)),
+            good: sign(key, &claims("choria_provisioning", now + 365 * 86_400)),
             foreign: OnceLock::new(),
-            expired: sign(signing_key(), &claims("choria_provisioning", now - 60)),
-            other_purpose: sign(signing_key(), &claims("choria_server", now + 365 * 86_400)),
+            expired: sign(key, &claims("choria_provisioning", now - 60)),
+            other_purpose: sign(key, &claims("choria_server", now + 365 * 86_400)),
         }
     }
 
@@ -77,13 +88,20 @@ fn claims(
     )
 }
 
-fn sign(key: &PKey<Private>, claims: &str) -> String {
-    let mut text = URL_SAFE_NO_PAD.encode(r#"{"alg":"RS256","typ":"JWT"}"#);
+/// A token with these claims, signed by an RSA or an Ed25519 key.
+pub fn sign(key: &PKey<Private>, claims: &str) -> String {
+    let is_ed25519 = key.id() == Id::ED25519;
+    let algorithm = if is_ed25519 { "EdDSA" } else { "RS256" };
+    let mut text = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"{algorithm}","typ":"JWT"}}"#));
     text.push('.');
     URL_SAFE_NO_PAD.encode_string(claims, &mut text);
-    let signature = Signer::new(MessageDigest::sha256(), key)
+    let signer = match is_ed25519 {
+        true => Signer::new_without_digest(key),
+        false => Signer::new(MessageDigest::sha256(), key),
+    };
+    let signature = signer
         .and_then(|mut signer| signer.sign_oneshot_to_vec(text.as_bytes()))
-        .expect("RSA signs any text");
+        .expect("both kinds sign any text");
     text.push('.');
     URL_SAFE_NO_PAD.encode_string(signature, &mut text);
     text
@@ -282,7 +300,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+/// What hex stands for.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
     (0..text.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok())

@@ -11,6 +11,7 @@ pub mod broker;
 pub mod envelope;
 pub mod event;
 pub mod fault;
+pub mod issuer;
 pub mod keys;
 pub mod node;
 pub mod watch;
@@ -29,6 +30,7 @@ use broker::{Connection, Delivery};
 use envelope::Request;
 pub use event::{Encoding, Kind};
 pub use fault::{Action, Csr, Damage, Envelope, Expected, Fault, Token};
+use issuer::Organization;
 use keys::Tokens;
 use node::{Effect, Node, Now, Site};
 pub use node::{Received, State};
@@ -83,6 +85,7 @@ pub struct Builder {
     discoverable: bool,
     pki: bool,
     provisioners: usize,
+    organization: Option<Organization>,
 }
 
 /// How long the start of a fleet may take.
@@ -191,6 +194,12 @@ impl Builder {
         self
     }
 
+    /// Makes the nodes members of an organization: its issuer signed their provisioning JWTs, and its brokers want server JWTs.
+    pub fn organization(mut self, organization: &Organization) -> Builder {
+        self.organization = Some(organization.clone());
+        self
+    }
+
     /// How many different provisioners may send requests; one by default.
     pub fn provisioners(mut self, count: usize) -> Builder {
         self.provisioners = count;
@@ -216,7 +225,14 @@ impl Builder {
     pub fn start_quietly(self) -> Fleet {
         let unix = unix_now();
         let site = Site {
-            tokens: Tokens::new(&self.token, &self.url, self.upgradable, unix),
+            tokens: match &self.organization {
+                None => Tokens::new(&self.token, &self.url, self.upgradable, unix),
+                Some(organization) => {
+                    let key = organization.key();
+                    Tokens::signed_by(key, &self.token, &self.url, self.upgradable, unix)
+                }
+            },
+            organization: self.organization,
             token: self.token,
             component: self.component,
             encoding: self.encoding,
@@ -326,6 +342,7 @@ impl Fleet {
             discoverable: true,
             pki: false,
             provisioners: 1,
+            organization: None,
         }
     }
 
@@ -463,7 +480,12 @@ impl Fleet {
 
     /// What was seen that a correct provisioner never does.
     pub fn violations(&self) -> Vec<String> {
-        self.inner.watch.violations()
+        let lockouts = self.inner.nodes.iter().filter_map(|node| {
+            let node = node.lock();
+            let why = node.lockout.as_ref()?;
+            Some(format!("{}: brokers keep it out: {why}", node.identity))
+        });
+        self.inner.watch.violations().into_iter().chain(lockouts).collect()
     }
 
     /// Publishes anything at all, as an attacker in the account could.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::envelope::{Filter, Reply, Request, quoted};
 use super::event::{Encoding, Event, Kind, uuid};
 use super::fault::{Action, Csr, Damage, Envelope, Fault, On, Token};
+use super::issuer::{Organization, check_server_jwt};
 use super::keys::{self, Tokens};
 
 /// What all nodes of a fleet have in common.
@@ -38,6 +39,8 @@ pub struct Site {
     pub delay: Duration,
     /// The broker as seen by the nodes.
     pub broker_url: String,
+    /// Whose brokers the nodes join with a server JWT, if they need one.
+    pub organization: Option<Organization>,
 }
 
 /// The two clocks a node looks at.
@@ -60,6 +63,8 @@ pub enum State {
     Restarting,
     /// Left for the production network.
     Provisioned,
+    /// Left for the production network, whose brokers keep it out.
+    LockedOut,
     /// Accepted `shutdown` or `release_update` and is about to go.
     Stopping,
     /// Stopped for good.
@@ -74,6 +79,7 @@ impl State {
             State::Configured => "configured",
             State::Restarting => "restarting",
             State::Provisioned => "provisioned",
+            State::LockedOut => "locked out",
             State::Stopping => "stopping",
             State::Stopped => "stopped",
         }
@@ -135,6 +141,8 @@ pub struct Node {
     pub online: bool,
     /// What `configure` brought last.
     pub received: Option<Box<Received>>,
+    /// Why brokers would keep it out with what `configure` brought last.
+    pub lockout: Option<String>,
     /// How often `configure` succeeded.
     pub times_configured: u32,
     /// How often `restart` was accepted.
@@ -151,6 +159,8 @@ pub struct Node {
     lock: Option<(String, Instant)>,
     busy_until: Option<Instant>,
     exchange: Option<usize>,
+    /// The public half of the seed on its disk, in hex.
+    public_key: String,
     prepared_csr: Option<Box<keys::Request>>,
 }
 
@@ -168,6 +178,7 @@ impl Node {
             state: State::Provisioning,
             online: false,
             received: None,
+            lockout: None,
             times_configured: 0,
             times_restarted: 0,
             asked: [0; Action::ALL.len()],
@@ -179,6 +190,7 @@ impl Node {
             lock: None,
             busy_until: None,
             exchange: None,
+            public_key: String::new(),
             prepared_csr: None,
         }
     }
@@ -247,7 +259,7 @@ impl Node {
                     self.returned += 1;
                     self.state = State::Provisioning;
                 } else {
-                    self.state = State::Provisioned;
+                    self.state = self.admission();
                 }
             }
             State::Stopping if self.next_version.is_some() => {
@@ -256,9 +268,9 @@ impl Node {
             }
             State::Stopping => self.state = State::Stopped,
             // A reboot in the middle of a cycle; with a configuration it has the effect of a restart.
-            State::Configured if !self.provisions_again() => self.state = State::Provisioned,
+            State::Configured if !self.provisions_again() => self.state = self.admission(),
             State::Provisioning | State::Configured => self.state = State::Provisioning,
-            State::Provisioned | State::Stopped => {}
+            State::Provisioned | State::LockedOut | State::Stopped => {}
         }
         self.state == State::Provisioning
     }
@@ -270,7 +282,22 @@ impl Node {
 
     /// Whether it is configured and on its way, or there already.
     pub fn is_provisioned(&self) -> bool {
-        self.times_configured > 0 && matches!(self.state, State::Restarting | State::Provisioned)
+        self.times_configured > 0
+            && self.lockout.is_none()
+            && matches!(self.state, State::Restarting | State::Provisioned)
+    }
+
+    /// What becomes of it on the production network.
+    fn admission(&self) -> State {
+        if self.lockout.is_some() { State::LockedOut } else { State::Provisioned }
+    }
+
+    /// What brokers will say to the credentials it has, if they want any.
+    fn check_credentials(&self, site: &Site, now: Now) -> Option<String> {
+        let (organization, received) = (site.organization.as_ref()?, self.received.as_ref()?);
+        let token = &received.server_jwt;
+        let issuer = organization.public_key();
+        check_server_jwt(&issuer, token, &self.identity, &self.public_key, now.unix).err()
     }
 
     /// The version it reports.
@@ -428,6 +455,7 @@ impl Node {
             Action::GenCsr => Ok(self.gencsr(&inputs)),
             Action::Configure => {
                 let lines = self.configure(&inputs).map_err(|text| (1, text))?;
+                self.lockout = self.check_credentials(site, now);
                 self.publish_event(site, Kind::Provisioned, now, out);
                 Ok(message(&format!("Wrote {lines} lines to {CONFIG_DIR}/server.conf")))
             }
@@ -565,10 +593,24 @@ impl Node {
             _ => nonce,
         };
         let mut public = keys::hex(key.verifying_key().as_bytes());
-        if self.fault == Some(Fault::ShortKey) {
-            public.truncate(20);
+        let mut signature = keys::hex(&key.sign(signed.as_bytes()).to_bytes());
+        self.public_key.clone_from(&public);
+        match self.fault {
+            Some(Fault::ShortKey) => public.truncate(20),
+            Some(Fault::KeyLength(bytes)) => {
+                public = public.chars().cycle().take(2 * bytes).collect();
+            }
+            Some(Fault::WeakKey) => {
+                // The neutral element of the curve; as a commitment too, it fits every message.
+                public = format!("01{}", "00".repeat(31));
+                signature = format!("01{}", "00".repeat(63));
+            }
+            _ => {}
         }
-        let signature = keys::hex(&key.sign(signed.as_bytes()).to_bytes());
+        // The one for an earlier key is deleted.
+        if let Some(received) = &mut self.received {
+            received.server_jwt.clear();
+        }
         format!(
             r#"{{"public_key":"{public}","directory":"{CONFIG_DIR}","signature":"{signature}"}}"#
         )
