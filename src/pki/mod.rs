@@ -3,4 +3,6 @@
 pub mod csr;
 pub mod ecdh;
 pub mod pem;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod x509;

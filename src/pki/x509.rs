@@ -1,4 +1,4 @@
-//! Our own certificate and key, as far as they sign requests of protocol version 1.
+//! Our own certificate and key, which sign requests of protocol version 1 and identify us in TLS, and authorities.
 //!
 //! Texts in, values out; reading the files is left to others. The certificate's dates and issuer are not looked at: brokers and nodes do
 //! that, and theirs is the clock that counts.
@@ -78,27 +78,53 @@ fn certificate_of(text: &str) -> Result<X509, Error> {
     X509::from_der(&block.der).map_err(|error| Error::Certificate(error.to_string()))
 }
 
+/// Reads all certificates of a file, in their order: a bundle of authorities, or our own and those between it and its
+/// authority.
+///
+/// What is no certificate is skipped, and one that can't be read as long as there are others, as in Go.
+///
+/// # Errors
+///
+/// [`Error::Certificate`] if nothing is left.
+pub fn certificates(text: &str) -> Result<Vec<X509>, Error> {
+    if text.trim().is_empty() {
+        return Err(Error::Certificate("it is empty".to_owned()));
+    }
+    let mut certificates = Vec::new();
+    let mut problem = "there is none in it".to_owned();
+    let mut rest = text;
+    loop {
+        let block = match pem::first_block(rest) {
+            Ok(block) => block,
+            Err(pem::Error::Missing) => break,
+            Err(error) => {
+                problem = error.to_string();
+                // It goes on behind this block's first line.
+                match rest.split_once("-----BEGIN ") {
+                    Some((_, after)) => rest = after,
+                    None => break,
+                }
+                continue;
+            }
+        };
+        rest = block.after;
+        if block.label == "CERTIFICATE" {
+            match X509::from_der(&block.der) {
+                Ok(certificate) => certificates.push(certificate),
+                Err(error) => problem = error.to_string(),
+            }
+        }
+    }
+    if certificates.is_empty() { Err(Error::Certificate(problem)) } else { Ok(certificates) }
+}
+
 /// Reads the content of a key file: one RSA key, unencrypted.
 ///
 /// # Errors
 ///
 /// [`Error`], any but the ones about certificates.
 pub fn private_key(text: &str) -> Result<PKey<Private>, Error> {
-    if text.trim().is_empty() {
-        return Err(Error::Key("it is empty".to_owned()));
-    }
-    // Before OpenSSL sees it: it would ask for the passphrase on the terminal.
-    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
-        return Err(Error::Encrypted);
-    }
-    let block = pem::first_block(text).map_err(|error| Error::Key(error.to_string()))?;
-    if !block.label.ends_with("PRIVATE KEY") {
-        let label: String = block.label.chars().take(40).collect();
-        return Err(Error::Key(format!("the PEM block is a {label:?}")));
-    }
-    // PKCS#1 or PKCS#8, whatever the label says, as the original.
-    let key =
-        PKey::private_key_from_der(&block.der).map_err(|error| Error::Key(error.to_string()))?;
+    let key = tls_key(text)?;
     if key.id() != Id::RSA {
         return Err(Error::KeyKind);
     }
@@ -106,6 +132,32 @@ pub fn private_key(text: &str) -> Result<PKey<Private>, Error> {
         return Err(Error::Key(format!("an RSA key of {} bits", key.bits())));
     }
     Ok(key)
+}
+
+/// Reads the content of a key file: one key of any kind, unencrypted.
+///
+/// # Errors
+///
+/// [`Error::Key`], [`Error::Encrypted`]
+pub fn tls_key(text: &str) -> Result<PKey<Private>, Error> {
+    if text.trim().is_empty() {
+        return Err(Error::Key("it is empty".to_owned()));
+    }
+    // Before OpenSSL sees it: it would ask for the passphrase on the terminal.
+    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(Error::Encrypted);
+    }
+    let mut block = pem::first_block(text).map_err(|error| Error::Key(error.to_string()))?;
+    // OpenSSL's tools write it before the key.
+    if block.label == "EC PARAMETERS" {
+        block = pem::first_block(block.after).map_err(|error| Error::Key(error.to_string()))?;
+    }
+    if !block.label.ends_with("PRIVATE KEY") {
+        let label: String = block.label.chars().take(40).collect();
+        return Err(Error::Key(format!("the PEM block is a {label:?}")));
+    }
+    // PKCS#1, PKCS#8 or SEC 1, whatever the label says, as the original.
+    PKey::private_key_from_der(&block.der).map_err(|error| Error::Key(error.to_string()))
 }
 
 /// Why a certificate and a key don't sign requests.
@@ -149,7 +201,7 @@ mod tests {
     use openssl::rsa::Rsa;
     use openssl::symm::Cipher;
 
-    use super::{Error, Signer};
+    use super::{Error, Signer, certificates, tls_key};
 
     const CERTIFICATE: &str = include_str!("../../tests/vectors/captures/x509/prov.pem");
     const CA: &str = include_str!("../../tests/vectors/captures/x509/ca.pem");
@@ -231,6 +283,51 @@ mod tests {
         let other = Rsa::generate(1024).unwrap().private_key_to_pem().unwrap();
         check(CERTIFICATE, &text(other), "the private key does not belong to the certificate");
         check(CA, KEY, "the private key does not belong to the certificate");
+    }
+
+    #[test]
+    fn reads_every_certificate_of_a_bundle() {
+        let junk = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let text = format!("a bundle\n{CA}{KEY}{junk}{CERTIFICATE}-----BEGIN X-----\nnot\n{CA}");
+        let subjects: Vec<_> = certificates(&text)
+            .unwrap()
+            .iter()
+            .map(|certificate| {
+                let name = certificate.subject_name().entries_by_nid(Nid::COMMONNAME).next();
+                name.unwrap().data().to_string().unwrap()
+            })
+            .collect();
+        let [ca, own, again] = &subjects[..] else { panic!("{subjects:?}") };
+        assert_eq!(ca, again);
+        assert_eq!(own, "provisioner.choria");
+
+        let check = |text: &str, expected: &str| {
+            let error = certificates(text).unwrap_err().to_string();
+            assert!(error.starts_with("could not read the certificate: "), "{error}");
+            assert!(error.contains(expected), "{error}");
+        };
+        check("", "it is empty");
+        check("hello", "there is none in it");
+        check(KEY, "there is none in it");
+        check("-----BEGIN CERTIFICATE-----", "no matching end");
+        check(junk, "asn1");
+    }
+
+    #[test]
+    fn takes_keys_of_other_kinds_for_tls_alone() {
+        let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
+        let ec = EcKey::generate(&group).unwrap();
+        let parameters =
+            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let sec1 = parameters.to_owned() + &text(ec.private_key_to_pem().unwrap());
+        let pkcs8 = text(PKey::from_ec_key(ec).unwrap().private_key_to_pem_pkcs8().unwrap());
+        for key in [sec1, pkcs8, KEY.to_owned()] {
+            tls_key(&key).unwrap();
+        }
+        assert_eq!(
+            tls_key(CA).unwrap_err().to_string(),
+            "could not read the private key: the PEM block is a \"CERTIFICATE\""
+        );
     }
 
     #[test]
