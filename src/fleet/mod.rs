@@ -62,6 +62,7 @@ use crate::protocol::{self, Codec, RequestId, Sender as WireSender, lifecycle, v
 use crate::rpc::{self, Rpc};
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::{self, Connection, Options};
+use crate::transport::login::Credentials;
 use crate::transport::{Link, Publish, Transport};
 
 /// Outcomes on their way to the finisher; prober and workers wait when there are more.
@@ -526,8 +527,11 @@ fn connect(
     metrics: &Arc<Metrics>,
     on_link: impl Fn(Link) + Send + Sync + 'static,
 ) -> Result<Arc<Connection>, RunError> {
+    let user = choria.user.clone();
     let options = Options {
-        user: choria.user.clone(),
+        credentials: Box::new(move || {
+            Ok(Credentials { user: user.clone(), ..Credentials::default() })
+        }),
         connect_timeout: choria.connect_timeout,
         on_link: Box::new(on_link),
         ..Options::new(choria.servers.clone(), &choria.connection_name, metrics.clone())

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::{Mutex, RwLock};
 
-use crate::config::Secret;
 use crate::metrics::Metrics;
 use crate::protocol::subject::Pattern;
 use crate::shutdown::Never;
@@ -34,6 +33,7 @@ use crate::transport::backoff::{Backoff, FIVE_SEC, TWENTY_SEC};
 use crate::transport::connection::keeper::Keeper;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::{BrokerError, ErrorKind, Errors};
+use crate::transport::login::{self, Credentials};
 use crate::transport::outbox::{Gone, Wire};
 use crate::transport::servers::{Brokers, Pool, ServerAddress};
 use crate::transport::wire::{self, Info};
@@ -50,8 +50,8 @@ pub struct Options {
     pub brokers: Brokers,
     /// Our name in the broker's list of connections.
     pub name: String,
-    /// User and password.
-    pub user: Option<(String, Secret)>,
+    /// Where our credentials come from; none by default.
+    pub credentials: login::Source,
     /// For the look-up of a name, and for the connection to each of its addresses; 2 s by default.
     pub connect_timeout: Duration,
     /// How long what DNS says of brokers is used again; 5 s by default.
@@ -78,7 +78,7 @@ impl Options {
         Options {
             brokers: brokers.into(),
             name: name.to_owned(),
-            user: None,
+            credentials: Box::new(|| Ok(Credentials::default())),
             connect_timeout: Duration::from_secs(2),
             srv_fresh: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
@@ -314,15 +314,19 @@ impl Shared {
 
     /// Takes what the broker says of itself, in the greeting and later.
     fn learn(&self, info: &Info, server: &ServerAddress) {
+        self.learn_limits(info);
+        self.pool.lock().learn(info.connect_urls.as_deref().unwrap_or_default(), server);
+        if info.lame_duck {
+            log::info!(component = COMPONENT; "{server} is about to shut down");
+        }
+    }
+
+    fn learn_limits(&self, info: &Info) {
         let max_payload = match usize::try_from(info.max_payload) {
             Ok(max) if max > 0 => max.min(wire::SKIPPED_MAX),
             _ => MAX_PAYLOAD_DEFAULT,
         };
         self.max_payload.store(max_payload, Ordering::Relaxed);
-        self.pool.lock().learn(info.connect_urls.as_deref().unwrap_or_default(), server);
-        if info.lame_duck {
-            log::info!(component = COMPONENT; "{server} is about to shut down");
-        }
     }
 
     fn is_stopped(&self) -> bool {

@@ -17,8 +17,10 @@ pub enum ErrorKind {
     Connect,
     /// The broker didn't greet us, or not in time.
     Handshake,
-    /// One side insists on TLS and the other can't.
+    /// TLS could not be agreed upon, or was broken off.
     Tls,
+    /// Our certificate, key, token or seed can't be read or used.
+    Credentials,
     /// It doesn't know us, or no longer.
     Authorization,
     /// We may not publish or subscribe there.
@@ -52,6 +54,7 @@ impl ErrorKind {
             ErrorKind::Connect => "connect",
             ErrorKind::Handshake => "handshake",
             ErrorKind::Tls => "tls",
+            ErrorKind::Credentials => "credentials",
             ErrorKind::Authorization => "authorization",
             ErrorKind::Permissions => "permissions",
             ErrorKind::Limit => "limit",

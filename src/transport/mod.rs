@@ -5,7 +5,8 @@
 //! | `wire` | NATS protocol lines to and from bytes; pure |
 //! | `connection` | the connection as others see it, and its two threads, `keeper` and `reader` |
 //! | `outbox` | how many threads write to one socket without a thread of its own |
-//! | `session` | what stands between frames and the bytes on the socket |
+//! | `session`, `tls` | what stands between frames and the bytes on the socket |
+//! | `login` | what a broker is told about us |
 //! | `dial`, `servers`, `srv`, `backoff` | a socket, where to, and when to try again |
 //! | `errors` | what goes wrong between us and a broker |
 
@@ -13,12 +14,14 @@ pub mod backoff;
 pub mod connection;
 mod dial;
 pub mod errors;
+pub mod login;
 #[cfg(test)]
 pub mod memory;
 mod outbox;
 pub mod servers;
 mod session;
 pub mod srv;
+pub mod tls;
 pub mod wire;
 
 use std::fmt;

@@ -95,7 +95,8 @@ impl Wire {
         let out = self.out.lock();
         if out.left >= CONTROL_MAX {
             drop(out);
-            self.end(ErrorKind::Write, "the broker reads nothing and demands answers");
+            let Ending { kind, reason } = demanding();
+            self.end(kind, reason);
             return Err(Gone);
         }
         let before = out.bytes.len();
@@ -134,8 +135,20 @@ impl Wire {
     }
 
     /// Gives what `bytes` from the socket hold to `parser`.
-    pub(super) fn open(&self, bytes: &[u8], parser: &mut Parser) -> io::Result<()> {
-        self.out.lock().session.open(bytes, parser)
+    pub(super) fn open(&self, bytes: &[u8], parser: &mut Parser) -> Result<(), Ending> {
+        let mut out = self.out.lock();
+        let Out { session, bytes: outbox, left, .. } = &mut *out;
+        let before = outbox.len();
+        let opened = session.open(bytes, outbox, parser);
+        // TLS answers some of what it hears by itself, and has no bound of its own for that.
+        let answers = outbox.len() - before;
+        *left += answers;
+        let is_flooded = *left > CONTROL_MAX;
+        drop(out);
+        if answers > 0 {
+            self.wake();
+        }
+        if is_flooded { Err(demanding()) } else { opened }
     }
 
     /// Writes what waits, unless another thread is at it.
@@ -182,9 +195,9 @@ impl Wire {
             return Err(Gone);
         }
         let Out { session, bytes, .. } = &mut *out;
-        if let Err(error) = session.seal(bytes, frame) {
+        if let Err(Ending { kind, reason }) = session.seal(bytes, frame) {
             drop(out);
-            self.end(ErrorKind::Write, error.to_string());
+            self.end(kind, reason);
             return Err(Gone);
         }
         Ok(out)
@@ -243,6 +256,10 @@ fn write_all(mut socket: &TcpStream, mut bytes: &[u8], timeout: Duration) -> io:
             return Err(timed_out());
         }
     }
+}
+
+fn demanding() -> Ending {
+    Ending::new(ErrorKind::Write, "the broker reads nothing and demands answers")
 }
 
 fn timed_out() -> io::Error {

@@ -6,7 +6,7 @@
 //! and a bad entry is an error that names it.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::transport::srv::{Choice, Srv};
@@ -51,6 +51,8 @@ pub struct ServerAddress {
     host: Arc<str>,
     port: u16,
     credentials_dropped: bool,
+    /// The name in its certificate, where that is not `host`.
+    tls_name: Option<Arc<str>>,
 }
 
 /// Why a text is no address of a broker.
@@ -119,7 +121,8 @@ impl ServerAddress {
             return Err(bad(Fault::Credentials));
         }
         let (host, port) = split(place).map_err(bad)?;
-        Ok(ServerAddress { tls, host: host.into(), port, credentials_dropped: credentials })
+        let host = host.into();
+        Ok(ServerAddress { tls, host, port, credentials_dropped: credentials, tls_name: None })
     }
 
     /// Reads addresses separated by commas; empty parts are skipped.
@@ -133,7 +136,13 @@ impl ServerAddress {
 
     /// The broker of a network that names none.
     pub fn customary() -> ServerAddress {
-        ServerAddress { tls: false, host: "puppet".into(), port: 4222, credentials_dropped: false }
+        ServerAddress {
+            tls: false,
+            host: "puppet".into(),
+            port: 4222,
+            credentials_dropped: false,
+            tls_name: None,
+        }
     }
 
     /// Name or IP address, without brackets.
@@ -144,6 +153,11 @@ impl ServerAddress {
     /// TCP port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The name or IP address its certificate must be for.
+    pub fn tls_name(&self) -> &str {
+        self.tls_name.as_ref().unwrap_or(&self.host)
     }
 
     /// Whether nothing may be sent to it in the clear.
@@ -237,6 +251,10 @@ fn parse_port(text: &str) -> Result<u16, Fault> {
     }
 }
 
+fn is_address(host: &str) -> bool {
+    host.parse::<IpAddr>().is_ok()
+}
+
 fn is_name(host: &str) -> bool {
     !host.is_empty()
         && host.len() <= HOST_LEN_MAX
@@ -316,6 +334,9 @@ impl Pool {
 
     /// Takes the `connect_urls` of an INFO, which replace those of the one before; they are spoken to as `from` is.
     ///
+    /// Clusters tell of their IP addresses, which are seldom in a certificate: these must prove to have the name of the
+    /// broker that told of them. Source: `addURLToPool` in nats.go.
+    ///
     /// What is no address is skipped: the broker we are on works all the same.
     pub(super) fn learn(&mut self, connect_urls: &[String], from: &ServerAddress) {
         if connect_urls.is_empty() {
@@ -325,6 +346,10 @@ impl Pool {
         for url in connect_urls.iter().take(DISCOVERED_MAX) {
             let Ok(mut server) = ServerAddress::parse(url) else { continue };
             server.tls |= from.tls;
+            let name = from.tls_name.as_ref().unwrap_or(&from.host);
+            if is_address(&server.host) && !is_address(name) {
+                server.tls_name = Some(Arc::clone(name));
+            }
             let is_known = |known: &ServerAddress| known.is_same_place(&server);
             let configured = self.configured.iter().map(|choice| &choice.server);
             if !configured.chain(&discovered).any(is_known) {
@@ -457,6 +482,25 @@ mod tests {
         let from = pool.round()[0].clone();
         pool.learn(&["10.0.0.1:1".into()], &from);
         assert_eq!(urls(&pool.round()), ["tls://a:1", "tls://10.0.0.1:1"]);
+    }
+
+    #[test]
+    fn a_broker_heard_of_by_its_address_has_the_name_of_the_one_that_told() {
+        let configured = ServerAddress::parse_list("a.example.net:1,10.0.0.9:1").unwrap();
+        let mut pool = Pool::new(configured.clone(), &mut fastrand::Rng::with_seed(1));
+        let urls = ["10.0.0.1:1", "[::1]:1", "b.example.net:1"].map(str::to_owned);
+        let names = |pool: &Pool| -> Vec<_> {
+            pool.discovered.iter().map(|server| server.tls_name().to_owned()).collect()
+        };
+        pool.learn(&urls, &configured[0]);
+        assert_eq!(names(&pool), ["a.example.net", "a.example.net", "b.example.net"]);
+        // Told on by one that is known by its address itself.
+        let told = pool.discovered[0].clone();
+        pool.learn(&["10.0.0.2:1".to_owned()], &told);
+        assert_eq!(names(&pool), ["a.example.net"]);
+        // Without any name, each has its own address.
+        pool.learn(&["10.0.0.3:1".to_owned()], &configured[1]);
+        assert_eq!(names(&pool), ["10.0.0.3"]);
     }
 
     #[test]

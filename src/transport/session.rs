@@ -4,15 +4,17 @@
 //! other goes in, so their order is the order on the wire, and the reader holds the lock only while bytes pass through,
 //! never while it waits for them.
 
-use std::io;
-
+use crate::transport::errors::Ending;
+use crate::transport::tls;
 use crate::transport::wire::Parser;
 
-/// One connection's session; for now frames are sent as they are.
+/// One connection's session.
 #[derive(Debug)]
 pub(super) enum Session {
     /// No encryption.
     Plain,
+    /// TLS, agreed upon.
+    Tls(tls::Session),
 }
 
 impl Session {
@@ -21,18 +23,30 @@ impl Session {
         &mut self,
         outbox: &mut Vec<u8>,
         write: impl FnOnce(&mut Vec<u8>),
-    ) -> io::Result<()> {
+    ) -> Result<(), Ending> {
         match self {
-            Session::Plain => write(outbox),
+            Session::Plain => {
+                write(outbox);
+                Ok(())
+            }
+            Session::Tls(session) => session.seal(outbox, write),
         }
-        Ok(())
     }
 
-    /// Gives what `bytes` from the socket hold to `parser`.
-    pub(super) fn open(&mut self, bytes: &[u8], parser: &mut Parser) -> io::Result<()> {
+    /// Gives what `bytes` from the socket hold to `parser`, also if it ends with them. What the session itself has to
+    /// answer goes to `outbox`.
+    pub(super) fn open(
+        &mut self,
+        bytes: &[u8],
+        outbox: &mut Vec<u8>,
+        parser: &mut Parser,
+    ) -> Result<(), Ending> {
         match self {
-            Session::Plain => parser.feed(bytes),
+            Session::Plain => {
+                parser.feed(bytes);
+                Ok(())
+            }
+            Session::Tls(session) => session.open(bytes, outbox, parser),
         }
-        Ok(())
     }
 }

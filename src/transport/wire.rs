@@ -424,6 +424,10 @@ pub struct Info {
     pub max_payload: i64,
     /// Whether it speaks TLS only.
     pub tls_required: bool,
+    /// Whether it speaks TLS with those who want to.
+    pub tls_available: bool,
+    /// To be signed by those who log in with a token.
+    pub nonce: Option<String>,
     /// Whether headers, and with them "no responders", are understood.
     pub headers: bool,
     /// Other brokers of its cluster, as `host:port`.
@@ -452,6 +456,21 @@ pub struct Connect<'a> {
     pub verbose: bool,
     /// No extra checks of subjects; ours are a checked type.
     pub pedantic: bool,
+    /// A token, for brokers that look for it here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jwt: Option<&'a str>,
+    /// The signature of the nonce, by the key the token names.
+    #[serde(rename = "sig", skip_serializing_if = "Option::is_none")]
+    pub signature: Option<&'a str>,
+    /// User name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<&'a str>,
+    /// Its password.
+    #[serde(rename = "pass", skip_serializing_if = "Option::is_none")]
+    pub password: Option<&'a str>,
+    /// The same token, for brokers that look for it here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth_token: Option<&'a str>,
     /// Whether we insist on TLS.
     pub tls_required: bool,
     /// Shown in the broker's list of connections.
@@ -462,16 +481,12 @@ pub struct Connect<'a> {
     pub version: &'a str,
     /// 1: INFO may come at any time.
     pub protocol: u8,
+    /// We hear ourselves where we listen.
+    pub echo: bool,
     /// We read HMSG.
     pub headers: bool,
     /// We want to be told when nobody listens.
     pub no_responders: bool,
-    /// User name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<&'a str>,
-    /// Its password.
-    #[serde(rename = "pass", skip_serializing_if = "Option::is_none")]
-    pub password: Option<&'a str>,
 }
 
 /// Writes CONNECT.
@@ -761,20 +776,32 @@ mod tests {
             lang: "rust",
             version: "1",
             protocol: 1,
+            echo: true,
             headers: true,
             no_responders: true,
+            jwt: None,
+            signature: None,
             user: None,
             password: None,
+            auth_token: None,
         };
         assert_eq!(
             written(&|out| connect(out, &hello)),
             "CONNECT {\"verbose\":false,\"pedantic\":false,\"tls_required\":false,\"name\":\"a \\\"name\\\"\",\
-             \"lang\":\"rust\",\"version\":\"1\",\"protocol\":1,\"headers\":true,\"no_responders\":true}\r\n"
+             \"lang\":\"rust\",\"version\":\"1\",\"protocol\":1,\"echo\":true,\"headers\":true,\"no_responders\":true}\r\n"
         );
-        let hello = Connect { user: Some("u"), password: Some("p"), ..hello };
-        assert!(
-            written(&|out| connect(out, &hello)).ends_with(",\"user\":\"u\",\"pass\":\"p\"}\r\n")
-        );
+        let hello = Connect {
+            jwt: Some("t"),
+            signature: Some("s"),
+            user: Some("u"),
+            password: Some("p"),
+            auth_token: Some("t"),
+            ..hello
+        };
+        let written = written(&|out| connect(out, &hello));
+        let credentials =
+            "\"jwt\":\"t\",\"sig\":\"s\",\"user\":\"u\",\"pass\":\"p\",\"auth_token\":\"t\",";
+        assert!(written.contains(credentials), "{written}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at, bounded, never, select_biased, tick};
+use zeroize::Zeroizing;
 
 use crate::dns;
 use crate::shutdown::Never;
@@ -15,10 +16,12 @@ use crate::transport::connection::reader::Reader;
 use crate::transport::connection::{COMPONENT, Current, Shared};
 use crate::transport::dial::{self, Resolver};
 use crate::transport::errors::{Ending, ErrorKind};
+use crate::transport::login::{Credentials, NoCredentials};
 use crate::transport::outbox::Wire;
 use crate::transport::servers::{Brokers, ServerAddress};
 use crate::transport::session::Session;
 use crate::transport::srv::{self, Choice, Srv};
+use crate::transport::tls;
 use crate::transport::wire::{self, Info, Op, Parser};
 
 /// A connection that lived shorter was no success: the wait before the next one goes on growing.
@@ -94,9 +97,16 @@ impl Keeper {
 
     /// Tries every broker until one accepts us, and stays with it to its end; true if it was a good while.
     fn round(&mut self) -> bool {
+        let credentials = match (self.shared.options.credentials)() {
+            Ok(credentials) => credentials,
+            Err(NoCredentials(text)) => {
+                self.shared.error(ErrorKind::Credentials, format!("could not connect: {text}"));
+                return false;
+            }
+        };
         for server in self.servers() {
             let begun = Instant::now();
-            match self.greet(&server) {
+            match self.greet(&server, &credentials) {
                 Ok(greeted) => {
                     self.keep(greeted, begun);
                     self.shared.slot.release();
@@ -167,11 +177,11 @@ impl Keeper {
     }
 
     /// Connects to the first address of `server` that accepts us.
-    fn greet(&self, server: &ServerAddress) -> Result<Greeted, Ending> {
+    fn greet(&self, server: &ServerAddress, credentials: &Credentials) -> Result<Greeted, Ending> {
         let options = &self.shared.options;
         let no_connection = |error: io::Error| Ending::new(ErrorKind::Connect, error.to_string());
 
-        if server.is_tls() {
+        if server.is_tls() && credentials.tls.is_none() {
             return Err(needs_tls());
         }
         let deadline = Instant::now() + options.connect_timeout;
@@ -183,7 +193,7 @@ impl Keeper {
             let deadline = Instant::now() + options.connect_timeout;
             let attempt = dial::connect(address, deadline, &self.shared.slot)
                 .map_err(no_connection)
-                .and_then(|socket| self.greet_on(socket, server));
+                .and_then(|socket| self.greet_on(socket, server, credentials));
             match attempt {
                 Ok(greeted) => return Ok(greeted),
                 Err(ending) if self.shared.is_stopped() => return Err(ending),
@@ -193,47 +203,47 @@ impl Keeper {
         Err(last)
     }
 
-    /// Exchanges the first lines: its INFO, our CONNECT and PING, its PONG.
-    fn greet_on(&self, socket: Arc<TcpStream>, server: &ServerAddress) -> Result<Greeted, Ending> {
+    /// Exchanges the first lines: its INFO, TLS if there is to be any, our CONNECT and PING, its PONG.
+    fn greet_on(
+        &self,
+        socket: Arc<TcpStream>,
+        server: &ServerAddress,
+        credentials: &Credentials,
+    ) -> Result<Greeted, Ending> {
         let options = &self.shared.options;
         let deadline = Instant::now() + options.handshake_timeout;
         socket.set_write_timeout(Some(options.write_timeout)).map_err(broken_greeting)?;
 
-        let mut lines = Lines { socket: &socket, parser: Parser::default(), deadline };
-        lines.until(|op| match op {
+        let mut lines = Lines::new(&socket, deadline);
+        let mut info = Info::default();
+        lines.until(|op, _| match op {
             Op::Info(json) => {
-                let info = Info::parse(json)?;
-                self.shared.learn(&info, server);
-                if info.tls_required { Err(needs_tls()) } else { Ok(true) }
+                info = Info::parse(json)?;
+                Ok(true)
             }
             Op::Err(text) => Err(Ending::complaint(text)),
             _ => Err(Ending::new(ErrorKind::Protocol, "it did not begin with INFO")),
         })?;
+        match &credentials.tls {
+            None if info.tls_required => return Err(needs_tls()),
+            // Nobody can have changed it more than all that follows.
+            None => self.shared.learn(&info, server),
+            Some(_) if !(info.tls_required || info.tls_available) => {
+                return Err(Ending::new(ErrorKind::Tls, "it does not offer TLS"));
+            }
+            Some(tls) => {
+                lines.encrypt(tls, server.tls_name())?;
+                // Its addresses of other brokers are taken from an INFO that only it can have sent.
+                self.shared.learn_limits(&info);
+            }
+        }
 
-        let mut hello = Vec::new();
-        let (user, password) = match &options.user {
-            Some((user, password)) => (Some(user.as_str()), Some(password.expose())),
-            None => (None, None),
-        };
-        wire::connect(
-            &mut hello,
-            &wire::Connect {
-                verbose: false,
-                pedantic: false,
-                tls_required: false,
-                name: &options.name,
-                lang: "rust",
-                version: env!("CARGO_PKG_VERSION"),
-                protocol: 1,
-                headers: true,
-                no_responders: true,
-                user,
-                password,
-            },
-        );
+        // It holds password and token.
+        let mut hello = Zeroizing::new(Vec::new());
+        credentials.connect(&mut hello, &options.name, &info);
         hello.extend_from_slice(wire::PING);
-        say(&socket, &hello)?;
-        lines.until(|op| match op {
+        lines.say(&hello)?;
+        lines.until(|op, answer| match op {
             Op::Pong => Ok(true),
             // The second INFO comes before the PONG or after it.
             Op::Info(json) => {
@@ -241,16 +251,19 @@ impl Keeper {
                 Ok(false)
             }
             Op::Ok => Ok(false),
-            Op::Ping => say(&socket, wire::PONG).map(|()| false),
-            Op::Err(text) => Err(Ending::complaint(text)),
+            Op::Ping => {
+                answer.extend_from_slice(wire::PONG);
+                Ok(false)
+            }
+            Op::Err(text) => Err(explained(Ending::complaint(text), credentials)),
             Op::Msg(_) | Op::Skipped { .. } => {
                 Err(Ending::new(ErrorKind::Protocol, "it sent a message before anybody asked"))
             }
         })?;
 
-        let parser = lines.parser;
+        let Lines { parser, session, .. } = lines;
         socket.set_read_timeout(None).map_err(broken_greeting)?;
-        Ok(Greeted { socket, parser, session: Session::Plain, server: server.clone() })
+        Ok(Greeted { socket, parser, session, server: server.clone() })
     }
 
     /// Stays with one connection to its end.
@@ -355,39 +368,110 @@ impl Keeper {
 struct Lines<'a> {
     socket: &'a TcpStream,
     parser: Parser,
+    session: Session,
     deadline: Instant,
 }
 
-impl Lines<'_> {
-    /// Reads until `take` has what it wants.
-    fn until(&mut self, take: impl Fn(Op<'_>) -> Result<bool, Ending>) -> Result<(), Ending> {
+impl<'a> Lines<'a> {
+    fn new(socket: &'a TcpStream, deadline: Instant) -> Lines<'a> {
+        Lines { socket, parser: Parser::default(), session: Session::Plain, deadline }
+    }
+
+    /// Reads until `take` has what it wants; what it answers on the way is sent.
+    fn until(
+        &mut self,
+        mut take: impl FnMut(Op<'_>, &mut Vec<u8>) -> Result<bool, Ending>,
+    ) -> Result<(), Ending> {
         let mut piece = [0; 4096];
+        let mut opened = Ok(());
         loop {
             while let Some(op) = self.parser.next()? {
-                if take(op)? {
+                let mut answer = Vec::new();
+                let is_enough = take(op, &mut answer)?;
+                if !answer.is_empty() {
+                    self.say(&answer)?;
+                }
+                if is_enough {
                     return Ok(());
                 }
             }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(broken_greeting(io::ErrorKind::TimedOut.into()));
+            opened?;
+            let len = read(self.socket, &mut piece, self.deadline)?;
+            let mut answers = Vec::new();
+            opened = self.session.open(&piece[..len], &mut answers, &mut self.parser);
+            self.send(&answers)?;
+        }
+    }
+
+    /// Goes on in TLS with a broker that must prove to be `host`.
+    fn encrypt(&mut self, tls: &tls::Connector, host: &str) -> Result<(), Ending> {
+        // Whoever put something after INFO would have it taken for the broker's word in TLS.
+        if !self.parser.is_empty() {
+            return Err(Ending::new(ErrorKind::Tls, "it went on after INFO, in the clear"));
+        }
+        let mut handshake = tls.begin(host)?;
+        let mut piece = [0; 4096];
+        let mut len = 0;
+        loop {
+            let mut outbox = Vec::new();
+            let progress = handshake.go_on(&piece[..len], &mut outbox);
+            // Also if it failed: this tells the broker why.
+            let sent = self.send(&outbox);
+            if progress? {
+                sent?;
+                break;
             }
-            self.socket.set_read_timeout(Some(left)).map_err(broken_greeting)?;
-            match self.socket.read(&mut piece) {
-                Ok(0) => return Err(broken_greeting(io::ErrorKind::UnexpectedEof.into())),
-                Ok(len) => self.parser.feed(&piece[..len]),
-                Err(error) => match error.kind() {
-                    // Its time is up, or a signal came: the loop looks.
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                    _ => return Err(broken_greeting(error)),
-                },
-            }
+            sent?;
+            len = read(self.socket, &mut piece, self.deadline).map_err(during_handshake)?;
+        }
+        let mut session = handshake.into_session();
+        // What came along with the end of the handshake is not on the socket any more.
+        let mut answers = Vec::new();
+        let opened = session.open(&[], &mut answers, &mut self.parser);
+        self.session = Session::Tls(session);
+        self.send(&answers)?;
+        opened
+    }
+
+    fn say(&mut self, frame: &[u8]) -> Result<(), Ending> {
+        let mut outbox = Zeroizing::new(Vec::new());
+        self.session.seal(&mut outbox, |plain| plain.extend_from_slice(frame))?;
+        self.send(&outbox)
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), Ending> {
+        let mut socket = self.socket;
+        socket.write_all(bytes).map_err(broken_greeting)
+    }
+}
+
+/// Reads what comes until `deadline`; at least one byte.
+fn read(mut socket: &TcpStream, piece: &mut [u8], deadline: Instant) -> Result<usize, Ending> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(broken_greeting(io::ErrorKind::TimedOut.into()));
+        }
+        socket.set_read_timeout(Some(left)).map_err(broken_greeting)?;
+        match socket.read(piece) {
+            Ok(0) => return Err(broken_greeting(io::ErrorKind::UnexpectedEof.into())),
+            Ok(len) => return Ok(len),
+            Err(error) => match error.kind() {
+                // Its time is up, or a signal came: the loop looks.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+                _ => return Err(broken_greeting(error)),
+            },
         }
     }
 }
 
-fn say(mut socket: &TcpStream, bytes: &[u8]) -> Result<(), Ending> {
-    socket.write_all(bytes).map_err(broken_greeting)
+/// A refusal says more when it says what was refused.
+fn explained(ending: Ending, credentials: &Credentials) -> Ending {
+    // A time-out or an account that has expired is no refusal of what was shown.
+    if ending.reason.eq_ignore_ascii_case("authorization violation") {
+        return Ending { reason: credentials.refusal(&ending.reason), ..ending };
+    }
+    ending
 }
 
 fn broken_greeting(error: io::Error) -> Ending {
@@ -399,8 +483,12 @@ fn broken_greeting(error: io::Error) -> Ending {
     Ending { kind: ErrorKind::Handshake, reason }
 }
 
+fn during_handshake(ending: Ending) -> Ending {
+    Ending::new(ErrorKind::Tls, format!("during the TLS handshake, {}", ending.reason))
+}
+
 fn needs_tls() -> Ending {
-    Ending::new(ErrorKind::Tls, "it demands TLS")
+    Ending::new(ErrorKind::Tls, "it demands TLS, which choria_insecure turns off")
 }
 
 fn unexplained() -> Ending {

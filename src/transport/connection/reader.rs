@@ -60,24 +60,31 @@ impl Reader {
             if let Err(ending) = self.take_all(&mut parser) {
                 return ending;
             }
-            let opened = match self.wire.socket().read(&mut piece) {
-                Ok(0) => return self.closed(),
-                Ok(len) => self.wire.open(&piece[..len], &mut parser),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-                Err(error) => Err(error),
+            let ending = match self.wire.socket().read(&mut piece) {
+                Ok(0) => Ending::new(ErrorKind::Lost, "it closed the connection"),
+                Ok(len) => match self.wire.open(&piece[..len], &mut parser) {
+                    Ok(()) => continue,
+                    Err(ending) => ending,
+                },
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Ending::new(ErrorKind::Lost, format!("reading failed: {error}")),
             };
-            if let Err(error) = opened {
-                return Ending::new(ErrorKind::Lost, format!("reading failed: {error}"));
-            }
+            // What came before the end still counts, and may explain it.
+            return match self.take_all(&mut parser) {
+                Ok(()) => self.explained(ending),
+                Err(ending) => ending,
+            };
         }
     }
 
-    fn closed(&self) -> Ending {
-        let reason = match &self.complaint {
-            Some(complaint) => format!("it closed the connection: {complaint}"),
-            None => "it closed the connection".to_owned(),
-        };
-        Ending::new(ErrorKind::Lost, reason)
+    /// An end of the connection, with the broker's last word about it.
+    fn explained(&self, ending: Ending) -> Ending {
+        match &self.complaint {
+            Some(complaint) => {
+                Ending { reason: format!("{}: {complaint}", ending.reason), ..ending }
+            }
+            None => ending,
+        }
     }
 
     fn take_all(&mut self, parser: &mut Parser) -> Result<(), Ending> {

@@ -1,6 +1,8 @@
 //! Against a real `nats-server`, and against listeners that follow a script.
 
-use std::io::{BufRead, BufReader, ErrorKind as IoKind, Read, Write};
+mod secure;
+
+use std::io::{self, BufRead, BufReader, ErrorKind as IoKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use crate::protocol::subject::{Pattern, Subject};
 use crate::transport::backoff::Backoff;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::ErrorKind;
+use crate::transport::login::{self, Credentials};
 use crate::transport::servers::{Brokers, ServerAddress};
 use crate::transport::srv::Srv;
 use crate::transport::{Handler, Link, Message, Publish, PublishError, Subscription, Transport};
@@ -210,12 +213,14 @@ fn a_subject_that_is_no_text_spoils_nothing() {
 
 #[test]
 fn threads_publish_side_by_side_and_each_one_in_order() {
-    const THREADS: usize = 4;
-    const MESSAGES: u32 = 20_000;
     let broker = Broker::start(&[]);
     let client = Client::start(&broker.url());
+    publish_side_by_side(&client, 4, 20_000);
+}
+
+fn publish_side_by_side(client: &Client, threads: usize, messages: u32) {
     let (done, all) = bounded(1);
-    let next: Arc<Mutex<[u32; THREADS]>> = Arc::default();
+    let next = Arc::new(Mutex::new(vec![0; threads]));
     let handler: Handler = Arc::new({
         let next = Arc::clone(&next);
         move |message: Message| {
@@ -226,7 +231,7 @@ fn threads_publish_side_by_side_and_each_one_in_order() {
             if number == Ok(next[thread]) {
                 next[thread] += 1;
             }
-            if next.iter().all(|next| *next == MESSAGES) {
+            if next.iter().all(|next| *next == messages) {
                 done.send(()).unwrap();
             }
         }
@@ -234,10 +239,9 @@ fn threads_publish_side_by_side_and_each_one_in_order() {
     let _subscription = client.connection.subscribe(&pattern("t.*"), handler);
     client.up();
     thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let client = &client;
+        for thread in 0..threads {
             scope.spawn(move || {
-                for number in 0..MESSAGES {
+                for number in 0..messages {
                     client.publish(&format!("t.{thread}"), number.to_string().as_bytes()).unwrap();
                 }
             });
@@ -271,7 +275,7 @@ fn a_round_trip_waits_for_nothing_but_the_broker() {
 fn a_wrong_password_is_tried_again_until_it_is_right() {
     let mut broker = Broker::start(&["--user", "provisioner", "--pass", "other"]);
     let client = Client::with(&broker.url(), |options| {
-        options.user = Some(("provisioner".to_owned(), Secret::new("s3cret")));
+        options.credentials = user("provisioner", "s3cret");
     });
     client.until_error(ErrorKind::Authorization);
     let error = client.connection.last_error().unwrap();
@@ -540,7 +544,7 @@ fn nonsense_ends_the_connection_and_the_next_one_is_tried() {
 fn a_broker_that_demands_tls_is_told_nothing() {
     let listener = Listener::start();
     let client = Client::with(&listener.url(), |options| {
-        options.user = Some(("u".to_owned(), Secret::new("p")));
+        options.credentials = user("u", "p");
     });
     let mut peer = listener.accept();
     peer.say("INFO {\"tls_required\":true}\r\n");
@@ -882,6 +886,12 @@ fn srv(dns: Servers) -> Brokers {
     Brokers::Srv(Srv { domain: "example.net".into(), dns })
 }
 
+/// Credentials of a user without TLS.
+fn user(name: &str, password: &str) -> login::Source {
+    let user = (name.to_owned(), Secret::new(password));
+    Box::new(move || Ok(Credentials { user: Some(user.clone()), ..Credentials::default() }))
+}
+
 fn subject(text: &str) -> Subject {
     Subject::new(text).unwrap()
 }
@@ -990,7 +1000,7 @@ impl Listener {
                 continue;
             }
             // Up, or the end of an attempt that was too slow.
-            let mut ready = [PollFd::new(peer.socket.get_ref(), PollFlags::IN)];
+            let mut ready = [PollFd::new(&peer.tcp, PollFlags::IN)];
             loop {
                 if let Ok(Link::Up { .. }) = client.links.recv_timeout(Duration::from_millis(20)) {
                     return peer;
@@ -1053,15 +1063,22 @@ impl FullListener {
 
 /// One end of a connection, spoken by hand.
 struct Raw {
-    socket: BufReader<TcpStream>,
+    tcp: TcpStream,
+    /// The same connection as it is spoken, which may be in TLS.
+    stream: BufReader<Box<dyn Stream>>,
 }
 
+trait Stream: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Stream for S {}
+
 impl Raw {
-    fn new(socket: TcpStream) -> Raw {
-        socket.set_nodelay(true).unwrap();
-        socket.set_read_timeout(Some(SOON)).unwrap();
-        socket.set_write_timeout(Some(SOON)).unwrap();
-        Raw { socket: BufReader::new(socket) }
+    fn new(tcp: TcpStream) -> Raw {
+        tcp.set_nodelay(true).unwrap();
+        tcp.set_read_timeout(Some(SOON)).unwrap();
+        tcp.set_write_timeout(Some(SOON)).unwrap();
+        let stream: Box<dyn Stream> = Box::new(tcp.try_clone().unwrap());
+        Raw { tcp, stream: BufReader::new(stream) }
     }
 
     fn connect(port: u16) -> Raw {
@@ -1073,12 +1090,12 @@ impl Raw {
     }
 
     fn say_bytes(&mut self, bytes: &[u8]) {
-        self.socket.get_ref().write_all(bytes).unwrap();
+        self.stream.get_mut().write_all(bytes).unwrap();
     }
 
     /// Whether the other side still takes it.
     fn try_say(&mut self, text: &str) -> bool {
-        self.socket.get_ref().write_all(text.as_bytes()).is_ok()
+        self.stream.get_mut().write_all(text.as_bytes()).is_ok()
     }
 
     fn line(&mut self) -> String {
@@ -1087,10 +1104,10 @@ impl Raw {
 
     fn try_line(&mut self) -> Option<String> {
         let mut line = String::new();
-        match self.socket.read_line(&mut line) {
+        match self.stream.read_line(&mut line) {
             Ok(0) => return None,
             Ok(_) => {}
-            Err(error) if error.kind() == IoKind::ConnectionReset => return None,
+            Err(error) if is_end(&error) => return None,
             Err(error) => panic!("{error}"),
         }
         assert!(line.ends_with("\r\n"), "{line:?} is no line");
@@ -1101,9 +1118,9 @@ impl Raw {
     /// Everything to the end of the connection.
     fn rest(&mut self) -> String {
         let mut rest = String::new();
-        match self.socket.read_to_string(&mut rest) {
+        match self.stream.read_to_string(&mut rest) {
             Ok(_) => rest,
-            Err(error) if error.kind() == IoKind::ConnectionReset => rest,
+            Err(error) if is_end(&error) => rest,
             Err(error) => panic!("the connection goes on: {error}"),
         }
     }
@@ -1146,6 +1163,11 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         // The other side may have closed it.
-        let _ = self.socket.get_ref().shutdown(Shutdown::Both);
+        let _ = self.tcp.shutdown(Shutdown::Both);
     }
+}
+
+/// Whether the other side is gone, and not just silent.
+fn is_end(error: &io::Error) -> bool {
+    !matches!(error.kind(), IoKind::WouldBlock | IoKind::TimedOut)
 }

@@ -1,0 +1,1121 @@
+//! The TLS session over memory.
+//!
+//! OpenSSL reads from and writes to two buffers here and never sees the socket, so no lock around a session is ever held
+//! across a system call: whoever has bytes from the socket puts them in, whoever has the wire takes bytes out. TLS 1.2
+//! and 1.3; no renegotiation.
+//!
+//! What is verified follows go-choria: the authorities of one file are the only ones, each of them is an anchor whether
+//! it signed itself or not, and a certificate must name the host among its alternative names. Source: `tls.Config` as
+//! set up in go-choria's `providers/security/filesec` and `providers/security/choria`, and Go's `crypto/x509`.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use openssl::error::ErrorStack;
+use openssl::nid::Nid;
+use openssl::pkey::{PKey, Private};
+use openssl::ssl::{
+    self, ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions,
+    SslSessionCacheMode, SslStream, SslVerifyMode, SslVersion,
+};
+use openssl::x509::store::X509StoreBuilder;
+use openssl::x509::verify::{X509CheckFlags, X509VerifyFlags};
+use openssl::x509::{X509, X509NameRef, X509Ref, X509StoreContextRef, X509VerifyResult};
+use parking_lot::Mutex;
+
+use crate::transport::errors::{Ending, ErrorKind};
+use crate::transport::wire::Parser;
+
+/// Plaintext taken out at once: the largest record.
+const RECORD_MAX: usize = 16 * 1024;
+/// Capacity that the buffer for the frame being encrypted keeps.
+const PLAIN_KEPT: usize = 64 * 1024;
+/// Names of a certificate shown in an error.
+const NAMES_SHOWN_MAX: usize = 5;
+/// Characters of a name shown in an error.
+const NAME_SHOWN_MAX: usize = 120;
+
+/// Go's names of the suites of TLS 1.2 that it has no objection to, and OpenSSL's, in our order of preference.
+///
+/// Source: `CipherSuites` in Go's `crypto/tls`.
+const SUITES: [(&str, &str); 10] = [
+    ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+    ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "ECDHE-RSA-AES128-GCM-SHA256"),
+    ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "ECDHE-ECDSA-AES256-GCM-SHA384"),
+    ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", "ECDHE-RSA-AES256-GCM-SHA384"),
+    ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256", "ECDHE-ECDSA-CHACHA20-POLY1305"),
+    ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", "ECDHE-RSA-CHACHA20-POLY1305"),
+    ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA", "ECDHE-ECDSA-AES128-SHA"),
+    ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", "ECDHE-RSA-AES128-SHA"),
+    ("TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA", "ECDHE-ECDSA-AES256-SHA"),
+    ("TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA", "ECDHE-RSA-AES256-SHA"),
+];
+/// Suites of TLS 1.2 that must be asked for by name, some of them by two names.
+const FURTHER_SUITES: [(&str, &str); 9] = [
+    ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "ECDHE-ECDSA-CHACHA20-POLY1305"),
+    ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "ECDHE-RSA-CHACHA20-POLY1305"),
+    ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256", "ECDHE-ECDSA-AES128-SHA256"),
+    ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256", "ECDHE-RSA-AES128-SHA256"),
+    ("TLS_RSA_WITH_AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+    ("TLS_RSA_WITH_AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+    ("TLS_RSA_WITH_AES_128_CBC_SHA256", "AES128-SHA256"),
+    ("TLS_RSA_WITH_AES_128_CBC_SHA", "AES128-SHA"),
+    ("TLS_RSA_WITH_AES_256_CBC_SHA", "AES256-SHA"),
+];
+/// Suites of TLS 1.3, which are always on, as in Go.
+const SUITES_OF_TLS_1_3: [&str; 3] =
+    ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
+/// Choria's names of curves, and OpenSSL's, in Choria's order of preference.
+const CURVES: [(&str, &str); 4] =
+    [("X25519", "X25519"), ("CurveP256", "P-256"), ("CurveP384", "P-384"), ("CurveP521", "P-521")];
+
+// OpenSSL's verdicts about a certificate, from its `x509_vfy.h`.
+
+/// The certificate is for another host name, or for another address.
+const MISMATCHES: [i32; 2] = [62, 64];
+const NOT_YET_VALID: i32 = 9;
+const EXPIRED: i32 = 10;
+/// The issuer is not found, did not sign it, or is one that nobody trusts.
+const UNTRACEABLE: [i32; 6] = [2, 7, 18, 19, 20, 21];
+
+/// Which suites and curves are offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// OpenSSL's names of suites of TLS 1.2; without any, TLS 1.3 is demanded.
+    suites: Vec<&'static str>,
+    /// OpenSSL's names of curves.
+    curves: Vec<&'static str>,
+}
+
+impl Default for Offer {
+    fn default() -> Offer {
+        let second = |(_, name): &(&str, &'static str)| *name;
+        Offer {
+            suites: SUITES.iter().map(second).collect(),
+            curves: CURVES.iter().map(second).collect(),
+        }
+    }
+}
+
+impl Offer {
+    /// Offers these suites of TLS 1.2 and no others; those of TLS 1.3 stay. Returns the names nobody knows.
+    pub fn restrict_suites<'n>(&mut self, names: &[&'n str]) -> Vec<&'n str> {
+        let known: Vec<_> = SUITES.into_iter().chain(FURTHER_SUITES).collect();
+        self.suites.clear();
+        let mut unknown = Vec::new();
+        for name in names {
+            match known.iter().find(|(known, _)| known == name) {
+                Some((_, suite)) => self.suites.push(suite),
+                None if SUITES_OF_TLS_1_3.contains(name) => {}
+                None => unknown.push(*name),
+            }
+        }
+        unknown
+    }
+
+    /// Offers these curves and no others, in this order. Returns the names nobody knows.
+    pub fn restrict_curves<'n>(&mut self, names: &[&'n str]) -> Vec<&'n str> {
+        self.curves.clear();
+        let mut unknown = Vec::new();
+        for name in names {
+            match CURVES.iter().find(|(known, _)| known == name) {
+                Some((_, curve)) => self.curves.push(curve),
+                None => unknown.push(*name),
+            }
+        }
+        unknown
+    }
+
+    /// Whether there is a curve left, without which there is no TLS.
+    pub fn has_curves(&self) -> bool {
+        !self.curves.is_empty()
+    }
+}
+
+/// Whose word about the broker's certificate counts.
+#[derive(Debug, Clone)]
+pub struct Trust {
+    /// The authorities.
+    pub authorities: Vec<X509>,
+    /// Where they come from, for errors.
+    pub source: String,
+    /// Whether a certificate without any alternative name may name its host as common name.
+    pub legacy_names: bool,
+}
+
+/// What we show of ourselves when the broker asks.
+#[derive(Clone)]
+pub struct Identity {
+    /// Our certificate, then those between it and its authority.
+    pub certificates: Vec<X509>,
+    /// Its private key.
+    pub key: PKey<Private>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("certificates", &self.certificates).finish_non_exhaustive()
+    }
+}
+
+/// Begins TLS sessions.
+#[derive(Clone)]
+pub struct Connector {
+    context: SslContext,
+    /// Why a broker is not verified, if it is not: nobody said whom to trust.
+    trust: Option<Arc<Trust>>,
+    has_identity: bool,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("verifies", &self.trust.is_some())
+            .field("has_identity", &self.has_identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connector {
+    /// For brokers that `trust` vouches for, or any at all without it.
+    ///
+    /// # Errors
+    ///
+    /// What OpenSSL has against one of these.
+    pub fn new(
+        trust: Option<Trust>,
+        identity: Option<&Identity>,
+        offer: &Offer,
+    ) -> Result<Connector, ErrorStack> {
+        let mut context = SslContextBuilder::new(SslMethod::tls_client())?;
+        // As Go: RSA keys from 1,024 bits, no SHA-1. What a distribution prefers must not decide whom we can talk to.
+        context.set_security_level(1);
+        let has_suites = !offer.suites.is_empty();
+        let least = if has_suites { SslVersion::TLS1_2 } else { SslVersion::TLS1_3 };
+        context.set_min_proto_version(Some(least))?;
+        if has_suites {
+            context.set_cipher_list(&offer.suites.join(":"))?;
+        }
+        context.set_groups_list(&offer.curves.join(":"))?;
+        context.set_options(SslOptions::NO_COMPRESSION | SslOptions::NO_RENEGOTIATION);
+        // Memory for an idle connection is not worth keeping.
+        context.set_mode(SslMode::AUTO_RETRY | SslMode::RELEASE_BUFFERS);
+        context.set_session_cache_mode(SslSessionCacheMode::OFF);
+
+        if let Some(trust) = &trust {
+            let mut store = X509StoreBuilder::new()?;
+            for authority in &trust.authorities {
+                store.add_cert(authority.clone())?;
+            }
+            context.set_cert_store(store.build());
+        }
+        if let Some(Identity { certificates, key }) = identity
+            && let Some((own, between)) = certificates.split_first()
+        {
+            context.set_certificate(own)?;
+            for certificate in between {
+                context.add_extra_chain_cert(certificate.clone())?;
+            }
+            context.set_private_key(key)?;
+            context.check_private_key()?;
+        }
+        let has_identity = identity.is_some();
+        Ok(Connector { context: context.build(), trust: trust.map(Arc::new), has_identity })
+    }
+
+    /// Whether we have a certificate to show.
+    pub fn has_identity(&self) -> bool {
+        self.has_identity
+    }
+
+    /// A handshake with a broker that must prove to be `host`, a name or an IP address.
+    pub(super) fn begin(&self, host: &str) -> Result<Handshake, Ending> {
+        let host = ServerName::new(host);
+        let distrust = Arc::new(Mutex::new(None));
+        let ssl =
+            self.prepare(&host, &distrust).and_then(|ssl| SslStream::new(ssl, Memory::default()));
+        let stream = ssl.map_err(|error| {
+            tls_ending(format!("TLS could not be begun: {}", reason_of(&error)))
+        })?;
+        Ok(Handshake { stream, host, distrust, has_identity: self.has_identity })
+    }
+
+    fn prepare(
+        &self,
+        host: &ServerName,
+        distrust: &Arc<Mutex<Option<String>>>,
+    ) -> Result<Ssl, ErrorStack> {
+        let mut ssl = Ssl::new(&self.context)?;
+        ssl.set_connect_state();
+        if let ServerName::Name(name) = host {
+            // An IP address is no server name: brokers refuse it.
+            ssl.set_hostname(name)?;
+        }
+        let Some(trust) = &self.trust else {
+            ssl.set_verify(SslVerifyMode::NONE);
+            return Ok(ssl);
+        };
+        let parameters = ssl.param_mut();
+        parameters.set_flags(X509VerifyFlags::PARTIAL_CHAIN)?;
+        parameters.set_hostflags(
+            X509CheckFlags::NEVER_CHECK_SUBJECT | X509CheckFlags::NO_PARTIAL_WILDCARDS,
+        );
+        match host {
+            ServerName::Name(name) => parameters.set_host(name)?,
+            ServerName::Address(address) => parameters.set_ip(*address)?,
+        }
+        let (host, trust, distrust) = (host.clone(), Arc::clone(trust), Arc::clone(distrust));
+        ssl.set_verify_callback(SslVerifyMode::PEER, move |is_trusted, chain| {
+            is_trusted || is_legacy_name(&trust, &host, chain) || {
+                distrust.lock().get_or_insert_with(|| explain(&trust, &host, chain));
+                false
+            }
+        });
+        Ok(ssl)
+    }
+}
+
+/// What a broker has to prove to be.
+#[derive(Debug, Clone)]
+enum ServerName {
+    Name(String),
+    Address(IpAddr),
+}
+
+impl ServerName {
+    fn new(host: &str) -> ServerName {
+        // The interface an address is reached through is no part of who answers there.
+        let address = host.split('%').next().unwrap_or(host);
+        match address.parse() {
+            Ok(address) => ServerName::Address(address),
+            // A dot at the end of a name is for the resolver.
+            Err(_) => ServerName::Name(host.strip_suffix('.').unwrap_or(host).to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServerName::Name(name) => f.write_str(name),
+            ServerName::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A certificate that is right but for its name, which older ones have as common name only.
+///
+/// Source: `constructCustomVerifier` in go-choria's `providers/security/filesec`.
+fn is_legacy_name(trust: &Trust, host: &ServerName, chain: &mut X509StoreContextRef) -> bool {
+    let mismatches = MISMATCHES.contains(&chain.error().as_raw());
+    if !trust.legacy_names || chain.error_depth() != 0 || !mismatches {
+        return false;
+    }
+    let is_it = chain.current_cert().is_some_and(|certificate| {
+        let name = common_name(certificate.subject_name());
+        certificate.subject_alt_names().is_none()
+            && name.is_some_and(|name| name.eq_ignore_ascii_case(&host.to_string()))
+    });
+    if is_it {
+        chain.set_error(X509VerifyResult::OK);
+    }
+    is_it
+}
+
+/// Why a broker's certificate is not accepted, for people.
+fn explain(trust: &Trust, host: &ServerName, chain: &X509StoreContextRef) -> String {
+    let error = chain.error();
+    let Some(certificate) = chain.current_cert() else {
+        return format!("its certificate is not accepted: {}", error.error_string());
+    };
+    let subject = shown(certificate.subject_name());
+    let whose = match chain.error_depth() {
+        0 => format!("its certificate ({subject})"),
+        _ => format!("the certificate of its authority ({subject})"),
+    };
+    match error.as_raw() {
+        code if MISMATCHES.contains(&code) => {
+            let names = names_of(certificate);
+            let instead = match (names.is_empty(), trust.legacy_names) {
+                (false, _) => format!("is for {}, not for {host}", names.join(", ")),
+                (true, true) => format!("is not for {host}"),
+                (true, false) => {
+                    format!(
+                        "is not for {host}: it has no alternative names, and its common name does not count"
+                    )
+                }
+            };
+            format!("{whose} {instead}")
+        }
+        EXPIRED => format!("{whose} expired on {}", certificate.not_after()),
+        NOT_YET_VALID => {
+            format!("{whose} is not valid before {}: is the clock right?", certificate.not_before())
+        }
+        code if UNTRACEABLE.contains(&code) => {
+            let issuer = shown(certificate.issuer_name());
+            format!(
+                "{whose} was issued by {issuer}, which {} does not vouch for: {}",
+                trust.source,
+                error.error_string()
+            )
+        }
+        _ => format!("{whose} is not accepted: {}", error.error_string()),
+    }
+}
+
+fn names_of(certificate: &X509Ref) -> Vec<String> {
+    let Some(names) = certificate.subject_alt_names() else { return Vec::new() };
+    let shown = names.iter().filter_map(|name| {
+        let address = || {
+            let bytes = name.ipaddress()?;
+            let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+            v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+        };
+        let text = name.dnsname().map(str::to_owned).or_else(|| Some(address()?.to_string()))?;
+        Some(printable(&text))
+    });
+    shown.take(NAMES_SHOWN_MAX).collect()
+}
+
+fn common_name(name: &X509NameRef) -> Option<String> {
+    let entry = name.entries_by_nid(Nid::COMMONNAME).next()?;
+    entry.data().to_string().ok()
+}
+
+fn shown(name: &X509NameRef) -> String {
+    match common_name(name) {
+        Some(name) => printable(&name),
+        None => "without a common name".to_owned(),
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).take(NAME_SHOWN_MAX).collect()
+}
+
+/// A session that is being agreed upon.
+pub(super) struct Handshake {
+    stream: SslStream<Memory>,
+    host: ServerName,
+    /// Why the broker's certificate was refused.
+    distrust: Arc<Mutex<Option<String>>>,
+    has_identity: bool,
+}
+
+impl Handshake {
+    /// Goes on with `bytes` from the socket, none to begin with; true when it is done.
+    ///
+    /// Whatever the result, what is in `outbox` then must be sent.
+    pub(super) fn go_on(&mut self, bytes: &[u8], outbox: &mut Vec<u8>) -> Result<bool, Ending> {
+        self.stream.get_mut().incoming.put(bytes);
+        let result = self.stream.do_handshake();
+        outbox.append(&mut self.stream.get_mut().outgoing);
+        match result {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == ErrorCode::WANT_READ => Ok(false),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    fn failure(&self, error: &ssl::Error) -> Ending {
+        match self.distrust.lock().take() {
+            Some(distrust) => tls_ending(distrust),
+            None => failure(error, self.has_identity),
+        }
+    }
+
+    /// The session agreed upon, after [`Handshake::go_on`] was true.
+    pub(super) fn into_session(self) -> Session {
+        log::debug!(
+            component = "broker";
+            "TLS with {}: {} {}",
+            self.host,
+            self.stream.ssl().version_str(),
+            self.stream.ssl().current_cipher().map_or("", |cipher| cipher.name())
+        );
+        Session {
+            stream: self.stream,
+            has_identity: self.has_identity,
+            plain: Vec::new(),
+            record: vec![0; RECORD_MAX].into_boxed_slice(),
+        }
+    }
+}
+
+/// A session that was agreed upon.
+pub(super) struct Session {
+    stream: SslStream<Memory>,
+    has_identity: bool,
+    /// The frame being encrypted.
+    plain: Vec<u8>,
+    /// The plaintext being taken out.
+    record: Box<[u8]>,
+}
+
+impl Session {
+    /// Appends the frame that `write` writes, encrypted, to `outbox`.
+    pub(super) fn seal(
+        &mut self,
+        outbox: &mut Vec<u8>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Ending> {
+        let mut plain = mem::take(&mut self.plain);
+        write(&mut plain);
+        let sealed = self.with_outbox(outbox, |session| {
+            let mut rest = plain.as_slice();
+            while !rest.is_empty() {
+                let len = session.stream.ssl_write(rest)?;
+                rest = &rest[len..];
+            }
+            Ok(())
+        });
+        plain.clear();
+        plain.shrink_to(PLAIN_KEPT);
+        self.plain = plain;
+        sealed.map_err(|error: ssl::Error| failure(&error, self.has_identity))
+    }
+
+    /// Gives what `bytes` from the socket hold to `parser`; what has to be answered goes to `outbox`.
+    pub(super) fn open(
+        &mut self,
+        bytes: &[u8],
+        outbox: &mut Vec<u8>,
+        parser: &mut Parser,
+    ) -> Result<(), Ending> {
+        self.stream.get_mut().incoming.put(bytes);
+        let result = self.with_outbox(outbox, |session| {
+            loop {
+                match session.stream.ssl_read(&mut session.record) {
+                    Ok(len) => parser.feed(&session.record[..len]),
+                    Err(error) => return error,
+                }
+            }
+        });
+        match result.code() {
+            ErrorCode::WANT_READ => Ok(()),
+            ErrorCode::ZERO_RETURN => Err(Ending::new(ErrorKind::Lost, "it closed the connection")),
+            _ => Err(failure(&result, self.has_identity)),
+        }
+    }
+
+    /// Lets OpenSSL write to `outbox` itself, which spares a copy.
+    fn with_outbox<T>(&mut self, outbox: &mut Vec<u8>, work: impl FnOnce(&mut Session) -> T) -> T {
+        mem::swap(outbox, &mut self.stream.get_mut().outgoing);
+        let result = work(self);
+        mem::swap(outbox, &mut self.stream.get_mut().outgoing);
+        result
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tls::Session")
+    }
+}
+
+/// Where OpenSSL reads and writes.
+#[derive(Debug, Default)]
+struct Memory {
+    incoming: Incoming,
+    outgoing: Vec<u8>,
+}
+
+/// Bytes from the socket that OpenSSL has not taken yet: at most one piece, and a record that is not whole.
+#[derive(Debug, Default)]
+struct Incoming {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Incoming {
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+impl Read for Memory {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Incoming { bytes, taken } = &mut self.incoming;
+        let rest = &bytes[*taken..];
+        if rest.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let len = rest.len().min(into.len());
+        into[..len].copy_from_slice(&rest[..len]);
+        *taken += len;
+        Ok(len)
+    }
+}
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.outgoing.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a failed session says, in words that name the one who can do something about it.
+fn failure(error: &ssl::Error, has_identity: bool) -> Ending {
+    let reason = error.ssl_error().map_or_else(|| error.to_string(), reason_of);
+    let is_alert = reason.contains("alert");
+    let has = |words: &[&str]| words.iter().any(|word| reason.contains(word));
+    // A broker that gets none at all calls it a bad one in TLS 1.2.
+    let text = if is_alert && has(&["certificate", "unknown ca"]) {
+        match has_identity {
+            true => format!("it refuses our certificate: {reason}"),
+            false => format!("it demands a certificate, and we have none: {reason}"),
+        }
+    } else if is_alert && has(&["handshake failure"]) {
+        format!(
+            "it accepts none of our cipher suites and curves, or misses a certificate: {reason}"
+        )
+    } else if has(&["wrong version number", "packet length", "record layer", "http request"]) {
+        format!("what it says is not TLS: {reason}")
+    } else if is_alert {
+        format!("it ended TLS: {reason}")
+    } else {
+        format!("TLS failed: {reason}")
+    };
+    tls_ending(text)
+}
+
+fn reason_of(error: &ErrorStack) -> String {
+    // The last one is the outermost, which says least.
+    match error.errors().first().and_then(|error| error.reason()) {
+        Some(reason) => reason.to_owned(),
+        None => error.to_string(),
+    }
+}
+
+fn tls_ending(reason: String) -> Ending {
+    Ending { kind: ErrorKind::Tls, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use openssl::ssl::SslVerifyMode;
+
+    use super::*;
+    use crate::pki::testing::{Certified, Wanted};
+    use crate::transport::wire::Op;
+
+    static AUTHORITY: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("our CA").authority().self_signed());
+    static BROKER: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("broker").name("broker.example.net").signed_by(&AUTHORITY));
+    static OURS: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("provisioner").signed_by(&AUTHORITY));
+
+    const HOST: &str = "broker.example.net";
+
+    #[test]
+    fn what_one_side_seals_the_other_opens() {
+        for version in [SslVersion::TLS1_2, SslVersion::TLS1_3] {
+            let mut broker = Broker::new(&BROKER);
+            broker.only(version);
+            let (mut session, mut server) = agree(&connector(), HOST, broker).unwrap();
+            let mut outbox = b"before".to_vec();
+            session
+                .seal(&mut outbox, |frame| frame.extend_from_slice(b"PUB a 2\r\nhi\r\n"))
+                .unwrap();
+            session.seal(&mut outbox, |frame| frame.extend_from_slice(b"PING\r\n")).unwrap();
+            assert_eq!(server.open(&outbox[b"before".len()..]), b"PUB a 2\r\nhi\r\nPING\r\n");
+
+            let bytes = server.seal(b"PING\r\n-ERR 'x'\r\n");
+            let (mut parser, mut answers) = (Parser::default(), Vec::new());
+            session.open(&bytes, &mut answers, &mut parser).unwrap();
+            assert_eq!(parser.next(), Ok(Some(Op::Ping)));
+            assert_eq!(parser.next(), Ok(Some(Op::Err(b"x"))));
+            assert_eq!(parser.next(), Ok(None));
+            assert!(answers.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_frame_of_any_size_goes_through() {
+        let (mut session, mut server) = agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+        for size in [0, 1, RECORD_MAX - 1, RECORD_MAX, RECORD_MAX + 1, 3 << 20] {
+            let frame = vec![b'x'; size];
+            let mut outbox = Vec::new();
+            session.seal(&mut outbox, |plain| plain.extend_from_slice(&frame)).unwrap();
+            assert_eq!(server.open(&outbox), frame);
+            assert!(session.plain.capacity() <= PLAIN_KEPT);
+        }
+    }
+
+    #[test]
+    fn records_may_be_cut_anywhere() {
+        let (mut session, mut server) = agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+        let (mut parser, mut answers) = (Parser::default(), Vec::new());
+        let mut pings = |session: &mut Session, pieces: &[&[u8]]| {
+            let mut count = 0;
+            for piece in pieces {
+                session.open(piece, &mut answers, &mut parser).unwrap();
+                while parser.next().unwrap().is_some() {
+                    count += 1;
+                }
+            }
+            count
+        };
+        let len = server.seal(b"PING\r\n").len() + server.seal(b"PING\r\n").len();
+        // What was just sealed was lost on the way, which TLS doesn't forgive: a new pair.
+        drop((session, server));
+        (session, server) = agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+        for cut in 0..=len {
+            let bytes = [server.seal(b"PING\r\n"), server.seal(b"PING\r\n")].concat();
+            assert_eq!(bytes.len(), len);
+            assert_eq!(pings(&mut session, &[&bytes[..cut], &bytes[cut..]]), 2, "cut at {cut}");
+        }
+        let bytes = server.seal(&b"PING\r\n".repeat(100));
+        let bytes: Vec<_> = bytes.chunks(1).collect();
+        assert_eq!(pings(&mut session, &bytes), 100);
+    }
+
+    #[test]
+    fn a_handshake_may_come_byte_by_byte() {
+        let connector = connector();
+        let mut server = Broker::new(&BROKER).accept();
+        let mut handshake = connector.begin(HOST).unwrap();
+        let mut outbox = Vec::new();
+        let mut is_done = handshake.go_on(&[], &mut outbox).unwrap();
+        for _ in 0..10 {
+            let answer = server.handshake(&mem::take(&mut outbox));
+            for byte in answer {
+                // Not before its last byte, and not twice.
+                assert!(!is_done);
+                is_done = handshake.go_on(&[byte], &mut outbox).unwrap();
+                if is_done {
+                    break;
+                }
+            }
+            if is_done {
+                return;
+            }
+        }
+        panic!("no end");
+    }
+
+    #[test]
+    fn what_comes_with_the_end_of_the_handshake_is_not_lost() {
+        let mut broker = Broker::new(&BROKER);
+        broker.only(SslVersion::TLS1_2);
+        let connector = connector();
+        let mut server = broker.accept();
+        let mut handshake = connector.begin(HOST).unwrap();
+        let (mut outbox, mut bytes) = (Vec::new(), Vec::new());
+        while !handshake.go_on(&bytes, &mut outbox).unwrap() {
+            bytes = server.handshake(&mem::take(&mut outbox));
+            if server.is_agreed() {
+                bytes.extend(server.seal(b"PING\r\n"));
+            }
+        }
+        let (mut session, mut parser) = (handshake.into_session(), Parser::default());
+        session.open(&[], &mut Vec::new(), &mut parser).unwrap();
+        assert_eq!(parser.next(), Ok(Some(Op::Ping)));
+    }
+
+    #[test]
+    fn a_broker_must_prove_its_name() {
+        let broker = || Wanted::new(HOST).name("broker.example.net").name("*.wild.example.net");
+        check_name("broker.example.net", broker(), Ok(()));
+        check_name("BROKER.example.NET", broker(), Ok(()));
+        check_name("broker.example.net.", broker(), Ok(()));
+        check_name("a.wild.example.net", broker(), Ok(()));
+        let other = "is for broker.example.net, *.wild.example.net, not for";
+        check_name("other.example.net", broker(), Err(other));
+        check_name("a.b.wild.example.net", broker(), Err(other));
+        check_name("wild.example.net", broker(), Err(other));
+        check_name("10.0.0.1", broker(), Err(other));
+        check_name("1.example.net", Wanted::new("x").name("1*.example.net"), Err("not for 1.ex"));
+
+        let broker = || Wanted::new("x").address("10.0.0.1").address("fe80::1");
+        check_name("10.0.0.1", broker(), Ok(()));
+        check_name("fe80::1%eth0", broker(), Ok(()));
+        check_name("10.0.0.2", broker(), Err("is for 10.0.0.1, fe80::1, not for 10.0.0.2"));
+        // An address is no name.
+        let broker = Wanted::new("x").name("10.0.0.1");
+        check_name("10.0.0.1", broker, Err("is for 10.0.0.1, not for"));
+    }
+
+    #[test]
+    fn a_common_name_counts_only_for_legacy_certificates_and_where_it_is_wanted() {
+        let bare = || Wanted::new(HOST);
+        check_name(HOST, bare(), Err("its common name does not count"));
+        check_legacy(HOST, bare(), Ok(()));
+        check_legacy("Broker.Example.Net", bare(), Ok(()));
+        check_legacy("10.0.0.1", Wanted::new("10.0.0.1"), Ok(()));
+        check_legacy("other.example.net", bare(), Err("is not for other.example.net"));
+        // With alternative names of any kind only these count.
+        check_legacy(HOST, bare().name("other.example.net"), Err("is for other.example.net"));
+        check_legacy(HOST, bare().address("10.0.0.1"), Err("is for 10.0.0.1"));
+        // The rest of the rules is not relaxed.
+        check_legacy(HOST, bare().valid(-7_200, -3_600), Err("expired on"));
+    }
+
+    #[test]
+    fn a_broker_must_have_a_valid_certificate_of_our_authority() {
+        let good = || Wanted::new("b").name(HOST);
+        let check = |certified: &Certified, expected: &str| {
+            let ending = agree(&connector(), HOST, Broker::new(certified)).unwrap_err();
+            assert_eq!(ending.kind, ErrorKind::Tls);
+            assert!(ending.reason.contains(expected), "{}", ending.reason);
+        };
+        check(
+            &good().valid(-7_200, -3_600).signed_by(&AUTHORITY),
+            "its certificate (b) expired on",
+        );
+        check(&good().valid(3_600, 7_200).signed_by(&AUTHORITY), "(b) is not valid before");
+        let vouches = "which the test does not vouch for";
+        check(&good().self_signed(), vouches);
+        let stranger = Wanted::new("their CA").authority().self_signed();
+        check(&good().signed_by(&stranger), "was issued by their CA, which the test");
+        // One of the same name.
+        let impostor = Wanted::new("our CA").authority().self_signed();
+        check(&good().signed_by(&impostor), "its certificate (b)");
+        // Somebody with a certificate of ours is no authority.
+        check(&good().signed_by(&BROKER), "which the test does not vouch for");
+    }
+
+    #[test]
+    fn an_authority_needs_nobody_above_it() {
+        let above = Wanted::new("above").authority().self_signed();
+        let between = Wanted::new("between").authority().signed_by(&above);
+        let broker = Wanted::new("b").name(HOST).signed_by(&between);
+        let trust = trust(&between.certificate, false);
+        let connector = Connector::new(Some(trust), None, &Offer::default()).unwrap();
+        agree(&connector, HOST, Broker::new(&broker)).unwrap();
+    }
+
+    #[test]
+    fn without_an_authority_nobody_is_verified() {
+        let connector = Connector::new(None, None, &Offer::default()).unwrap();
+        let stranger = Wanted::new("x").valid(-7_200, -3_600).self_signed();
+        agree(&connector, HOST, Broker::new(&stranger)).unwrap();
+    }
+
+    #[test]
+    fn a_broker_that_wants_a_certificate_gets_ours() {
+        for version in [SslVersion::TLS1_2, SslVersion::TLS1_3] {
+            let mut broker = Broker::new(&BROKER);
+            broker.only(version);
+            broker.demand(&AUTHORITY);
+            let (mut session, mut server) = agree(&connector_of(&OURS), HOST, broker).unwrap();
+            let mut outbox = Vec::new();
+            session.seal(&mut outbox, |plain| plain.extend_from_slice(b"hi")).unwrap();
+            assert_eq!(server.open(&outbox), b"hi");
+            let shown = server.stream.ssl().peer_certificate().unwrap();
+            assert_eq!(common_name(shown.subject_name()).unwrap(), "provisioner");
+        }
+    }
+
+    #[test]
+    fn a_broker_that_refuses_our_certificate_is_understood() {
+        let stranger = Wanted::new("x").self_signed();
+        for version in [SslVersion::TLS1_2, SslVersion::TLS1_3] {
+            let missing = match version {
+                // OpenSSL's way; brokers do it right.
+                SslVersion::TLS1_2 => "it accepts none of our cipher suites and curves, or misses",
+                _ => "it demands a certificate, and we have none: ",
+            };
+            check_refusal(&connector(), version, missing);
+            check_refusal(&connector_of(&stranger), version, "it refuses our certificate: ");
+        }
+    }
+
+    #[test]
+    fn only_what_is_configured_is_offered() {
+        let mut offer = Offer::default();
+        let unknown = offer.restrict_suites(&[
+            "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+            "TLS_AES_128_GCM_SHA256",
+            "TLS_RSA_WITH_RC4_128_SHA",
+        ]);
+        assert_eq!(unknown, ["TLS_RSA_WITH_RC4_128_SHA"]);
+        assert_eq!(offer.restrict_curves(&["CurveP384", "P-256"]), ["P-256"]);
+        assert!(offer.has_curves());
+        let trust = || trust(&AUTHORITY.certificate, false);
+        let connector = Connector::new(Some(trust()), None, &offer).unwrap();
+        // A certificate on a curve would need that curve.
+        let certified = Wanted::new("b").name(HOST).rsa().signed_by(&AUTHORITY);
+        let mut broker = Broker::new(&certified);
+        broker.only(SslVersion::TLS1_2);
+        let (session, _) = agree(&connector, HOST, broker).unwrap();
+        let suite = session.stream.ssl().current_cipher().unwrap().name();
+        assert_eq!(suite, "ECDHE-RSA-AES256-GCM-SHA384");
+
+        let mut broker = Broker::new(&certified);
+        broker.context.set_groups_list("P-256").unwrap();
+        assert!(agree(&connector, HOST, broker).is_err());
+
+        // Names of TLS 1.3 alone leave nothing of TLS 1.2.
+        assert!(offer.restrict_suites(&["TLS_AES_128_GCM_SHA256"]).is_empty());
+        let connector = Connector::new(Some(trust()), None, &offer).unwrap();
+        let mut broker = Broker::new(&certified);
+        broker.only(SslVersion::TLS1_2);
+        assert!(agree(&connector, HOST, broker).is_err());
+        agree(&connector, HOST, Broker::new(&certified)).unwrap();
+    }
+
+    #[test]
+    fn every_suite_and_curve_on_our_lists_is_known_to_openssl() {
+        for (name, _) in SUITES.into_iter().chain(FURTHER_SUITES) {
+            let mut offer = Offer::default();
+            assert!(offer.restrict_suites(&[name]).is_empty(), "{name}");
+            Connector::new(None, None, &offer).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        for (name, _) in CURVES {
+            let mut offer = Offer::default();
+            assert!(offer.restrict_curves(&[name]).is_empty(), "{name}");
+            Connector::new(None, None, &offer).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn older_versions_are_not_spoken() {
+        let mut broker = Broker::new(&BROKER);
+        broker.context.set_min_proto_version(Some(SslVersion::TLS1)).unwrap();
+        broker.context.set_security_level(0);
+        broker.context.set_max_proto_version(Some(SslVersion::TLS1_1)).unwrap();
+        let ending = agree(&connector(), HOST, broker).unwrap_err();
+        assert!(ending.reason.contains("version"), "{}", ending.reason);
+    }
+
+    #[test]
+    fn what_is_no_tls_is_called_that() {
+        for garbage in
+            ["HTTP/1.1 400 Bad Request\r\n\r\n", "-ERR 'x'\r\n\r\n\r\n", "\0\0\0\0\0\0\0"]
+        {
+            let mut handshake = connector().begin(HOST).unwrap();
+            handshake.go_on(&[], &mut Vec::new()).unwrap();
+            let ending = handshake.go_on(garbage.as_bytes(), &mut Vec::new()).unwrap_err();
+            assert_eq!(ending.kind, ErrorKind::Tls);
+            assert!(ending.reason.contains("not TLS"), "{garbage:?}: {}", ending.reason);
+        }
+    }
+
+    #[test]
+    fn damage_ends_the_session_and_what_came_before_it_counts() {
+        let (mut session, mut server) = agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+        let mut bytes = server.seal(b"PING\r\n");
+        let len = bytes.len();
+        bytes.extend(server.seal(b"PONG\r\n"));
+        bytes[len + 7] ^= 1;
+        let (mut parser, mut answers) = (Parser::default(), Vec::new());
+        let ending = session.open(&bytes, &mut answers, &mut parser).unwrap_err();
+        assert_eq!(ending.kind, ErrorKind::Tls);
+        assert_eq!(parser.next(), Ok(Some(Op::Ping)));
+        assert_eq!(parser.next(), Ok(None));
+        // It stays that way.
+        let bytes = server.seal(b"PONG\r\n");
+        assert!(session.open(&bytes, &mut answers, &mut parser).is_err());
+        assert!(session.seal(&mut answers, |plain| plain.push(b'x')).is_err());
+    }
+
+    #[test]
+    fn a_session_that_is_closed_says_so_after_its_last_words() {
+        let (mut session, mut server) = agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+        let mut bytes = server.seal(b"-ERR 'Authorization Violation'\r\n");
+        server.stream.shutdown().unwrap();
+        bytes.append(&mut server.stream.get_mut().outgoing);
+        let mut parser = Parser::default();
+        let ending = session.open(&bytes, &mut Vec::new(), &mut parser).unwrap_err();
+        assert_eq!(ending, Ending::new(ErrorKind::Lost, "it closed the connection"));
+        assert_eq!(parser.next(), Ok(Some(Op::Err(b"Authorization Violation"))));
+    }
+
+    #[test]
+    fn a_record_cannot_pass_for_one_of_another_kind() {
+        let mut broker = Broker::new(&BROKER);
+        broker.only(SslVersion::TLS1_2);
+        let (mut session, mut server) = agree(&connector(), HOST, broker).unwrap();
+        let mut bytes = server.seal(b"PING\r\n");
+        bytes[0] = 22;
+        let mut parser = Parser::default();
+        assert!(session.open(&bytes, &mut Vec::new(), &mut parser).is_err());
+        assert_eq!(parser.next(), Ok(None));
+    }
+
+    #[test]
+    fn never_panics_on_damaged_records() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let (mut session, mut server) =
+                agree(&connector(), HOST, Broker::new(&BROKER)).unwrap();
+            let mut parser = Parser::default();
+            for _ in 0..5 {
+                let mut bytes = server.seal(b"PING\r\n");
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+                // Either way, it ends.
+                let _ = session.open(&bytes, &mut Vec::new(), &mut parser);
+            }
+        }
+    }
+
+    #[test]
+    fn debug_output_shows_no_key() {
+        let identity = Identity { certificates: Vec::new(), key: OURS.key.clone() };
+        assert_eq!(format!("{identity:?}"), "Identity { certificates: [], .. }");
+        let connector = format!("{:?}", connector_of(&OURS));
+        assert_eq!(connector, "Connector { verifies: true, has_identity: true, .. }");
+    }
+
+    fn trust(authority: &X509, legacy_names: bool) -> Trust {
+        Trust { authorities: vec![authority.clone()], source: "the test".to_owned(), legacy_names }
+    }
+
+    fn connector() -> Connector {
+        let trust = trust(&AUTHORITY.certificate, false);
+        Connector::new(Some(trust), None, &Offer::default()).unwrap()
+    }
+
+    fn connector_of(certified: &Certified) -> Connector {
+        let trust = trust(&AUTHORITY.certificate, false);
+        let certificates = vec![certified.certificate.clone()];
+        let identity = Identity { certificates, key: certified.key.clone() };
+        Connector::new(Some(trust), Some(&identity), &Offer::default()).unwrap()
+    }
+
+    #[track_caller]
+    fn check_name(host: &str, wanted: Wanted, expected: Result<(), &str>) {
+        check_trust(host, wanted, false, expected);
+    }
+
+    #[track_caller]
+    fn check_legacy(host: &str, wanted: Wanted, expected: Result<(), &str>) {
+        check_trust(host, wanted, true, expected);
+    }
+
+    #[track_caller]
+    fn check_trust(host: &str, wanted: Wanted, legacy: bool, expected: Result<(), &str>) {
+        let broker = wanted.signed_by(&AUTHORITY);
+        let trust = trust(&AUTHORITY.certificate, legacy);
+        let connector = Connector::new(Some(trust), None, &Offer::default()).unwrap();
+        match (agree(&connector, host, Broker::new(&broker)), expected) {
+            (Ok(_), Ok(())) => {}
+            (Err(ending), Err(expected)) => {
+                assert!(ending.reason.contains(expected), "{host}: {}", ending.reason);
+            }
+            (Ok(_), Err(_)) => panic!("{host} is accepted"),
+            (Err(ending), Ok(())) => panic!("{host}: {}", ending.reason),
+        }
+    }
+
+    #[track_caller]
+    fn check_refusal(connector: &Connector, version: SslVersion, expected: &str) {
+        let mut broker = Broker::new(&BROKER);
+        broker.only(version);
+        broker.demand(&AUTHORITY);
+        // With TLS 1.3 the refusal comes after the handshake.
+        let ending = match agree(connector, HOST, broker) {
+            Err(ending) => ending,
+            Ok((mut session, mut server)) => {
+                let bytes = server.handshake(&[]);
+                session.open(&bytes, &mut Vec::new(), &mut Parser::default()).unwrap_err()
+            }
+        };
+        assert_eq!(ending.kind, ErrorKind::Tls);
+        assert!(ending.reason.starts_with(expected), "{}", ending.reason);
+    }
+
+    /// Agrees on a session, or says what our side has against it.
+    fn agree(
+        connector: &Connector,
+        host: &str,
+        broker: Broker,
+    ) -> Result<(Session, Server), Ending> {
+        let mut server = broker.accept();
+        let mut handshake = connector.begin(host)?;
+        let (mut outbox, mut bytes) = (Vec::new(), Vec::new());
+        loop {
+            let is_done = handshake.go_on(&bytes, &mut outbox)?;
+            bytes = server.handshake(&mem::take(&mut outbox));
+            if is_done {
+                let mut session = handshake.into_session();
+                if server.is_agreed() {
+                    // Tickets.
+                    session.open(&bytes, &mut Vec::new(), &mut Parser::default())?;
+                } else {
+                    server.stream.get_mut().outgoing = bytes;
+                }
+                return Ok((session, server));
+            }
+        }
+    }
+
+    /// A broker's side, before anybody connects.
+    struct Broker {
+        context: SslContextBuilder,
+    }
+
+    impl Broker {
+        fn new(certified: &Certified) -> Broker {
+            let mut context = SslContextBuilder::new(SslMethod::tls_server()).unwrap();
+            context.set_certificate(&certified.certificate).unwrap();
+            context.set_private_key(&certified.key).unwrap();
+            Broker { context }
+        }
+
+        fn only(&mut self, version: SslVersion) {
+            self.context.set_min_proto_version(Some(version)).unwrap();
+            self.context.set_max_proto_version(Some(version)).unwrap();
+        }
+
+        fn demand(&mut self, authority: &Certified) {
+            self.context.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
+            let mut store = X509StoreBuilder::new().unwrap();
+            store.add_cert(authority.certificate.clone()).unwrap();
+            self.context.set_cert_store(store.build());
+        }
+
+        fn accept(self) -> Server {
+            let mut ssl = Ssl::new(&self.context.build()).unwrap();
+            ssl.set_accept_state();
+            Server { stream: SslStream::new(ssl, Memory::default()).unwrap() }
+        }
+    }
+
+    /// A broker's side of one session.
+    #[derive(Debug)]
+    struct Server {
+        stream: SslStream<Memory>,
+    }
+
+    impl Server {
+        fn handshake(&mut self, bytes: &[u8]) -> Vec<u8> {
+            self.stream.get_mut().incoming.put(bytes);
+            // If it fails, what it has to say about it goes to the client.
+            let _ = self.stream.do_handshake();
+            mem::take(&mut self.stream.get_mut().outgoing)
+        }
+
+        fn is_agreed(&self) -> bool {
+            self.stream.ssl().is_init_finished()
+        }
+
+        fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
+            self.stream.write_all(plain).unwrap();
+            mem::take(&mut self.stream.get_mut().outgoing)
+        }
+
+        fn open(&mut self, bytes: &[u8]) -> Vec<u8> {
+            self.stream.get_mut().incoming.put(bytes);
+            let (mut plain, mut piece) = (Vec::new(), [0; RECORD_MAX]);
+            while let Ok(len) = self.stream.ssl_read(&mut piece) {
+                plain.extend_from_slice(&piece[..len]);
+            }
+            plain
+        }
+    }
+}
