@@ -68,6 +68,32 @@ fn a_daemon_started_before_its_broker_waits_for_it() {
 }
 
 #[test]
+fn a_broker_that_comes_back_during_the_drain_finds_the_running_node_finished() {
+    let mut broker = NatsServer::start();
+    let daemon = Daemon::builder(&broker.address());
+    let dir = daemon.dir().to_owned();
+    let mut daemon = daemon
+        .helper(&format!(
+            "#!/bin/sh\n: > {dir}/runs\nwhile [ ! -e {dir}/go ]; do sleep 0.05; done\necho '{{\"configuration\":{{\"plugin.choria.server.provision\":\"0\"}}}}'\n",
+            dir = dir.display()
+        ))
+        .start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    wait_until(SOON, "the helper runs", || dir.join("runs").exists());
+    broker.kill();
+    wait_until(SOON, "the daemon notices", || daemon.metric("broker_connected") == 0.0);
+    daemon.terminate();
+    daemon.wait_logged(SOON, &["Shutting down"]);
+    broker.restart();
+    wait_until(SOON, "it is connected again", || daemon.metric("broker_connected") == 1.0);
+    std::fs::write(dir.join("go"), "").expect("the daemon's folder is writable");
+    assert!(daemon.wait(SOON).success());
+    let node = fleet.node(0);
+    assert!(node.is_provisioned(), "{}", node.describe());
+    assert_eq!(node.times_configured(), 1);
+}
+
+#[test]
 fn stops_at_once_while_the_broker_is_away() {
     let mut broker = NatsServer::start();
     let mut daemon = Daemon::builder(&broker.address()).start();

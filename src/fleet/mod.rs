@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, select_biased, tick};
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased, tick};
 use parking_lot::Mutex;
 
 use crate::config::choria::ChoriaConfig;
@@ -268,6 +268,8 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         transport,
         trigger,
         links,
+        link_changed,
+        gate_changed: gate.watch(),
         announcement: Some(lifecycle::startup_event(
             &choria.identity,
             version,
@@ -276,8 +278,8 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         )),
         tokens: Tokens::new(config.signing.clone()),
     };
-    main.serve(&signals, &link_changed, &log);
-    main.stop(&signals, threads, config.drain_timeout, &connection);
+    main.serve(&signals, &log);
+    main.stop(&signals, &log, threads, config.drain_timeout, &connection);
     helper.stop(&signals.abort);
     drop(rpc);
     if let Some(monitor) = monitor {
@@ -305,24 +307,48 @@ struct Main {
     transport: Arc<dyn Transport>,
     trigger: Sender<()>,
     links: Arc<Links>,
+    link_changed: Receiver<()>,
+    gate_changed: Receiver<()>,
     /// Our startup event, until it is sent.
     announcement: Option<Vec<u8>>,
     tokens: Tokens,
 }
 
+/// Why the main thread looks no longer after what comes up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// What it waited for has come.
+    Over,
+    /// Every wait must end.
+    Aborted,
+    /// Its time was up.
+    Late,
+}
+
 impl Main {
     /// Opens and closes the gate until the drain begins.
-    fn serve(&mut self, signals: &Signals, link_changed: &Receiver<()>, log: &Log) {
-        let gate_changed = self.gate.watch();
-        let look = tick(TOKENS_EVERY);
+    fn serve(&mut self, signals: &Signals, log: &Log) {
         self.measure();
         self.tokens.look(&self.metrics);
+        self.attend(signals, log, &signals.drain, &never());
+    }
+
+    /// Looks after connection, gate, tokens and log until `over` disconnects, or `late` says that this takes too long.
+    fn attend(
+        &mut self,
+        signals: &Signals,
+        log: &Log,
+        over: &Receiver<Never>,
+        late: &Receiver<Instant>,
+    ) -> End {
+        let look = tick(TOKENS_EVERY);
         loop {
             select_biased! {
-                recv(signals.abort) -> _ => return,
-                recv(signals.drain) -> _ => return,
-                recv(link_changed) -> _ => self.link(),
-                recv(gate_changed) -> _ => self.measure(),
+                recv(over) -> _ => return End::Over,
+                recv(signals.abort) -> _ => return End::Aborted,
+                recv(late) -> _ => return End::Late,
+                recv(self.link_changed) -> _ => self.link(),
+                recv(self.gate_changed) -> _ => self.measure(),
                 recv(look) -> _ => self.tokens.look(&self.metrics),
                 recv(signals.hangup) -> _ => {
                     log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
@@ -341,7 +367,7 @@ impl Main {
             Some(Link::Up { .. }) => {
                 self.announce();
                 self.gate.open(Reason::Disconnected);
-                // A full channel holds the request already.
+                // A full channel holds the request already; a closed one has nobody left who discovers.
                 let _ = self.trigger.try_send(());
             }
             // The gate was closed at once; this is for a coming and going that overtook each other.
@@ -380,21 +406,23 @@ impl Main {
 
     /// Lets running nodes finish, within `drain_timeout`, and closes the connection.
     fn stop(
-        &self,
+        &mut self,
         signals: &Signals,
+        log: &Log,
         mut threads: Threads,
         drain_timeout: Duration,
         connection: &Connection,
     ) {
         self.gate.close(Reason::Draining);
         self.measure();
+        // Whoever leaves does not say that it has come.
+        self.announcement = None;
         log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
-        let deadline = at(Instant::now() + drain_timeout);
-        let ended = threads.ended();
-        select_biased! {
-            recv(ended) -> _ => connection.drain(Instant::now() + CLOSE_MAX),
-            recv(signals.abort) -> _ => log::warn!(component = "provisioner"; "Shutting down at once"),
-            recv(deadline) -> _ => {
+        let late = at(Instant::now() + drain_timeout);
+        match self.attend(signals, log, &threads.ended(), &late) {
+            End::Over => connection.drain(Instant::now() + CLOSE_MAX),
+            End::Aborted => log::warn!(component = "provisioner"; "Shutting down at once"),
+            End::Late => {
                 log::warn!(component = "provisioner"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");
                 signals.stop().abort();
             }
