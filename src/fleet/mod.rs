@@ -148,16 +148,10 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let metrics = Metrics::new(&config.site);
     let gate = Arc::new(Gate::new());
 
-    let (links, link_changed) = Links::new();
+    let (links, link_changed) = Links::new(gate.clone());
     let connection = connect(&choria, &metrics, {
-        let (gate, links) = (gate.clone(), links.clone());
-        move |link| {
-            // At once: every request until the main thread wakes up would fail.
-            if let Link::Down { .. } = link {
-                gate.close(Reason::Disconnected);
-            }
-            links.put(link);
-        }
+        let links = links.clone();
+        move |link| links.put(link)
     })?;
     let transport: Arc<dyn Transport> = connection.clone();
 
@@ -363,16 +357,12 @@ impl Main {
 
     /// The connection came or went.
     fn link(&mut self) {
-        match self.links.take() {
-            Some(Link::Up { .. }) => {
-                self.announce();
-                self.gate.open(Reason::Disconnected);
+        if let Some(Link::Up { .. }) = self.links.take() {
+            self.announce();
+            if self.links.open() {
                 // A full channel holds the request already; a closed one has nobody left who discovers.
                 let _ = self.trigger.try_send(());
             }
-            // The gate was closed at once; this is for a coming and going that overtook each other.
-            Some(Link::Down { .. }) => self.gate.close(Reason::Disconnected),
-            None => {}
         }
     }
 
@@ -473,27 +463,45 @@ impl Tokens {
     }
 }
 
-/// The last change of the connection, for the main thread.
+/// The last change of the connection, for the main thread, and what it means for the gate.
 ///
 /// Changes that come faster than it wakes up are one: only where we are now matters.
 struct Links {
+    gate: Arc<Gate>,
+    /// Locked while the gate is opened or closed, so that the last change has the last word.
     latest: Mutex<Option<Link>>,
     changed: Sender<()>,
 }
 
 impl Links {
-    fn new() -> (Arc<Links>, Receiver<()>) {
+    fn new(gate: Arc<Gate>) -> (Arc<Links>, Receiver<()>) {
         let (changed, receiver) = bounded(1);
-        (Arc::new(Links { latest: Mutex::new(None), changed }), receiver)
+        (Arc::new(Links { gate, latest: Mutex::new(None), changed }), receiver)
     }
 
+    /// Notes a change. A lost connection closes the gate at once: every request until the main thread wakes up would fail.
     fn put(&self, link: Link) {
-        *self.latest.lock() = Some(link);
+        let mut latest = self.latest.lock();
+        if let Link::Down { .. } = link {
+            self.gate.close(Reason::Disconnected);
+        }
+        *latest = Some(link);
+        drop(latest);
         let _ = self.changed.try_send(());
     }
 
     fn take(&self) -> Option<Link> {
         self.latest.lock().take()
+    }
+
+    /// Opens the gate after what was taken, unless there was another change since.
+    fn open(&self) -> bool {
+        let latest = self.latest.lock();
+        let is_last = latest.is_none();
+        if is_last {
+            self.gate.open(Reason::Disconnected);
+        }
+        is_last
     }
 }
 
@@ -588,4 +596,99 @@ fn readiness(
         reasons.push(format!("no discovery has succeeded for {} s", age.as_secs()));
     }
     Readiness { ready, reasons }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::memory::Memory;
+
+    fn up() -> Link {
+        Link::Up { server: "nats://broker:4222".into(), first: true }
+    }
+
+    fn down() -> Link {
+        Link::Down { reason: "gone".into() }
+    }
+
+    /// A main thread that stands still until the test calls it.
+    struct Bench {
+        main: Main,
+        memory: Arc<Memory>,
+        triggered: Receiver<()>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let memory = Memory::new();
+            let gate = Arc::new(Gate::new());
+            let (links, link_changed) = Links::new(gate.clone());
+            let (trigger, triggered) = bounded(1);
+            let main = Main {
+                gate_changed: gate.watch(),
+                gate,
+                metrics: Metrics::new("test"),
+                transport: memory.clone(),
+                trigger,
+                links,
+                link_changed,
+                announcement: Some(b"we are here".to_vec()),
+                tokens: Tokens::new(None),
+            };
+            Bench { main, memory, triggered }
+        }
+
+        fn put(&self, link: Link) {
+            self.main.links.put(link);
+        }
+
+        /// Takes all the changes that wait.
+        fn look(&mut self) {
+            while self.main.link_changed.try_recv().is_ok() {
+                self.main.link();
+            }
+        }
+
+        fn is_open(&self) -> bool {
+            self.main.gate.begin().is_ok()
+        }
+    }
+
+    #[test]
+    fn a_connection_opens_the_gate_and_starts_a_discovery_and_its_loss_closes_it_at_once() {
+        let mut bench = Bench::new();
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open());
+        assert_eq!(bench.triggered.try_iter().count(), 1);
+        bench.put(down());
+        assert!(!bench.is_open(), "before the main thread has woken up");
+        bench.look();
+        assert!(!bench.is_open());
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open());
+        assert_eq!(bench.memory.published().len(), 1, "we announce ourselves once");
+    }
+
+    #[test]
+    fn a_connection_that_is_lost_while_we_announce_ourselves_never_opens_the_gate() {
+        let mut bench = Bench::new();
+        let links = bench.main.links.clone();
+        bench.memory.on_publish(move |_| {
+            links.put(down());
+            Vec::new()
+        });
+        bench.put(up());
+        bench.main.link_changed.recv().unwrap();
+        bench.main.link();
+        assert!(!bench.is_open());
+        assert!(bench.triggered.is_empty());
+        bench.look();
+        assert!(!bench.is_open());
+        bench.put(down());
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open(), "the last change counts");
+    }
 }
