@@ -5,9 +5,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use argh::FromArgs;
+
+use crate::config::read_file;
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +48,8 @@ impl std::error::Error for UsageError {}
 
 /// Finds unconfigured Choria Servers, verifies them and gives them their configuration.
 ///
-/// The word "run" may stand before, between or after the flags, or be left out.
+/// The word "run" may stand before, between or after the flags, or be left out. An argument "@file" stands for
+/// the lines of that file.
 #[derive(FromArgs)]
 struct Flags {
     /// configuration file, in YAML
@@ -98,10 +102,9 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation
 
 /// One argument a flag, one a value, and no command.
 fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, UsageError> {
-    let mut arguments = arguments.into_iter();
+    let mut arguments = Arguments::new(arguments)?;
     let (mut plain, mut seen, mut has_command) = (Vec::new(), Vec::new(), false);
-    while let Some(argument) = arguments.next() {
-        let argument = unicode(argument)?;
+    while let Some(argument) = arguments.next()? {
         let Some(flag) = argument.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
             match argument.as_str() {
                 "run" if !has_command => has_command = true,
@@ -122,10 +125,9 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
         seen.push(subject);
         plain.push(format!("--{name}"));
         if WITH_VALUE.contains(&name) {
-            let mut next = || arguments.next().map(unicode).transpose();
             let value = match value {
                 Some(value) => Some(value),
-                None => next()?.filter(|value| !value.starts_with("--")),
+                None => arguments.next()?.filter(|value| !value.starts_with("--")),
             };
             let missing = || UsageError(format!("expected argument for flag --{name}"));
             plain.push(value.ok_or_else(missing)?);
@@ -134,6 +136,52 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
         }
     }
     Ok(plain)
+}
+
+/// Arguments in order; the lines of `file` take the place of one that reads `@file`.
+struct Arguments {
+    /// Those to come, the next one last.
+    stack: Vec<String>,
+    files: usize,
+}
+
+impl Arguments {
+    fn new(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, UsageError> {
+        let mut stack: Vec<String> =
+            arguments.into_iter().map(unicode).collect::<Result<_, _>>()?;
+        stack.reverse();
+        Ok(Arguments { stack, files: 0 })
+    }
+
+    fn next(&mut self) -> Result<Option<String>, UsageError> {
+        while let Some(argument) = self.stack.pop() {
+            let Some(path) = argument.strip_prefix('@') else { return Ok(Some(argument)) };
+            self.files += 1;
+            // A file that names itself would never end.
+            if self.files > ARGUMENT_FILES_MAX {
+                return Err(UsageError(format!("more than {ARGUMENT_FILES_MAX} argument files")));
+            }
+            let lines = lines_of(path)?;
+            self.stack.extend(lines.into_iter().rev());
+        }
+        Ok(None)
+    }
+}
+
+/// The lines of an argument file, each as it stands, without comments and empty ones.
+///
+/// Source: `ExpandArgsFromFile` in choria-io/fisk.
+fn lines_of(path: &str) -> Result<Vec<String>, UsageError> {
+    if path.is_empty() {
+        return Err(UsageError("expected @ file to expand arguments from".into()));
+    }
+    let text = read_file(Path::new(path)).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|_| io::Error::other("it is not valid UTF-8"))
+    });
+    let text = text
+        .map_err(|error| UsageError(format!("failed to open arguments file {path:?}: {error}")))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    Ok(lines.map(str::to_owned).collect())
 }
 
 fn unicode(argument: OsString) -> Result<String, UsageError> {
@@ -147,6 +195,9 @@ pub const PROGRAM: &str = "choria-provisioner";
 
 /// Our version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Argument files that are read; nobody nests them deeper.
+const ARGUMENT_FILES_MAX: usize = 100;
 
 const WITH_VALUE: &[&str] = &["config", "choria-config", "pid"];
 const SWITCHES: &[&str] = &["debug", "no-debug", "version", "help"];
@@ -219,6 +270,42 @@ mod tests {
         for arguments in [&["--version"][..], &["run", "--version"], &["--version", "--config=x"]] {
             assert_eq!(call(arguments), Ok(Invocation::Show(format!("{VERSION}\n"))));
         }
+    }
+
+    #[test]
+    fn takes_arguments_from_files() {
+        let dir = std::env::temp_dir().join(format!("provisioner-args-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = |name: &str, text: &str| {
+            std::fs::write(dir.join(name), text).unwrap();
+            format!("@{}", dir.join(name).display())
+        };
+        let plain = || Run { config: "c.yaml".into(), ..Run::default() };
+        let all = file("all", "# ours\n\n--config\nc.yaml\r\n   \n--debug");
+        check(&[&all], Run { debug: true, ..plain() });
+        check(&["run", &all, "--pid=p"], Run { debug: true, pid: Some("p".into()), ..plain() });
+        // It may stand for a value, but not for a part of an argument.
+        let value = file("value", "c.yaml\n");
+        check(&["--config", &value], plain());
+        check(&["--config=@value"], Run { config: "@value".into(), ..Run::default() });
+        let nested = file("nested", &format!("{value}\n--debug\n"));
+        check(&["--config", &nested], Run { debug: true, ..plain() });
+        check(&["--config=c.yaml", &file("none", "# nothing\n")], plain());
+        // A line is one argument, with all its blanks.
+        wrong(&[&file("pair", "--config c.yaml")], "Unrecognized argument: --config c.yaml");
+        wrong(&[&file("blank", "  run")], "unexpected argument   run");
+
+        wrong(&["@"], "expected @ file to expand arguments from");
+        wrong(
+            &["@/nowhere"],
+            "failed to open arguments file \"/nowhere\": No such file or directory (os error 2)",
+        );
+        let itself = dir.join("itself").display().to_string();
+        wrong(&[&file("itself", &format!("@{itself}\n@{itself}"))], "more than 100 argument files");
+        std::fs::write(dir.join("bytes"), b"\xff").unwrap();
+        let bytes = format!("@{}", dir.join("bytes").display());
+        assert!(call(&[&bytes]).unwrap_err().0.ends_with("it is not valid UTF-8"));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
