@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use choria_provisioner::config::choria::HONOURED;
+use choria_provisioner::config::choria::keys::{Fate, KEYS};
 use choria_provisioner::config::file::{Features, File};
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::{self, Config, Settings, Surroundings};
@@ -18,7 +18,7 @@ fn the_examples_load_without_a_word() {
         load(&yaml_with_a_helper(&example("choria-provisioner.yaml")), &example("choria.cfg"));
     assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
     assert_eq!(settings.config.monitor_port, 9999);
-    assert_eq!(settings.choria.servers[0].to_string(), "nats://localhost:4222");
+    assert_eq!(settings.choria.brokers.to_string(), "nats://localhost:4222");
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn the_examples_show_every_setting() {
         assert_eq!(shown(key), 1, "{key}");
     }
     let client = uncommented(&example("choria.cfg"));
-    for key in HONOURED {
+    for (key, _) in KEYS.iter().filter(|(_, fate)| *fate == Fate::Honoured) {
         let count = client.lines().filter(|line| line.starts_with(&format!("{key} ="))).count();
         assert_eq!(count, 1, "{key}");
     }
@@ -68,7 +68,10 @@ fn the_client_example_shows_the_defaults_in_force() {
     let client = uncommented(&example("choria.cfg"));
     let client: Vec<_> = client
         .lines()
-        .filter(|line| !["identity", "plugin.nats."].iter().any(|key| line.starts_with(key)))
+        .filter(|line| {
+            let without_default = ["identity", "plugin.nats.", "plugin.choria.srv_domain"];
+            !without_default.iter().any(|key| line.starts_with(key)) && !line.contains("token_file")
+        })
         .collect();
     let shown = load(&yaml, &client.join("\n"));
     let in_force = load(&yaml, "plugin.choria.middleware_hosts = localhost:4222\n");
@@ -81,14 +84,14 @@ fn errors_of_both_files_are_listed_together() {
     let dir = scratch("both");
     let (yaml, client) = (dir.join("p.yaml"), dir.join("c.cfg"));
     fs::write(&yaml, "workers: many\n").unwrap();
-    fs::write(&client, "ttl = 5\n").unwrap();
+    fs::write(&client, "ttl = 5\nplugin.choria.middleware_hosts = a\n").unwrap();
     let report = config::load(&yaml, &client, &Surroundings::of_process()).unwrap_err();
     let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
     for part in [
         "p.yaml:1: workers",
         "p.yaml: helper",
         "c.cfg:1: ttl",
-        "c.cfg: plugin.choria.middleware_hosts",
+        "c.cfg:2: plugin.choria.middleware_hosts",
     ] {
         assert!(errors.iter().any(|error| error.contains(part)), "{part}: {errors:#?}");
     }

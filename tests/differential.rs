@@ -17,6 +17,7 @@ use choria_provisioner::config::file::File;
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::{ChoriaConfig, Config, Enrollment, Surroundings};
 use choria_provisioner::helper;
+use choria_provisioner::transport::servers::Brokers;
 use choria_provisioner::version::Version;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -162,22 +163,31 @@ fn client(row: &Row, dir: &Path) -> Answer {
     }
     let here = dir.display().to_string();
     let variables = row.env.iter().map(|(k, v)| (k.clone(), v.replace("<dir>", &here)));
-    let surroundings = Surroundings {
+    let mut surroundings = Surroundings {
         variables: variables.collect(),
         host_name: "host".to_string(),
         is_root: row.root.unwrap_or(true),
+        ..Surroundings::default()
     };
+    // What facter said to the original.
+    let domain = "example.net".to_string();
+    surroundings.variables.entry("CHORIA_SRV_DOMAIN".to_string()).or_insert(domain);
     let mut report = Report::new("file");
     let config = ChoriaConfig::load(&path, None, &surroundings, &mut report);
     let settings = config.map(|config| {
-        let servers: Vec<String> = config.servers.iter().map(ToString::to_string).collect();
+        let servers = match &config.brokers {
+            Brokers::Listed(servers) => {
+                servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+            }
+            Brokers::Srv(_) => "SRV".to_string(),
+        };
         let mut settings = json!({
             "identity": config.identity.as_str(),
             "caller": config.caller,
             "ttl": config.ttl_secs,
             "discovery_timeout": config.discovery_timeout.as_secs(),
             "connect_timeout": seconds(config.connect_timeout),
-            "servers": servers.join(" "),
+            "servers": servers,
         });
         if let Some((user, password)) = &config.user {
             settings["user"] = json!(format!("{user} {}", password.expose()));

@@ -1,9 +1,10 @@
 //! What README says of settings, metrics and helpers is what the program has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use choria_provisioner::config::choria::keys::{Fate, KEYS};
 use choria_provisioner::config::file::{Features, File};
 use choria_provisioner::metrics::Metrics;
 
@@ -48,6 +49,34 @@ fn the_readme_lists_no_setting_that_does_not_exist() {
         };
         assert!(is_known, "README has a row for {name}, which is no setting");
     }
+}
+
+#[test]
+fn the_fate_of_every_key_of_the_client_file_is_in_the_readme() {
+    let readme = read("README.md");
+    let start = readme.find("### From the Choria client file").unwrap();
+    let end = start + readme[start..].find("\n## ").unwrap();
+    let mut said = BTreeMap::new();
+    for row in readme[start..end].lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (keys, rest) = row.split_once(" | ").unwrap();
+        let fate = rest.split(" | ").next().unwrap();
+        for key in keys.split(['`', ',', ' ']).filter(|key| !key.is_empty()) {
+            let before = said.insert(key.to_owned(), fate.to_owned());
+            assert!(before.is_none(), "README says twice what becomes of {key}");
+        }
+    }
+    // The environment has a table of its own.
+    said.retain(|key, _| !key.starts_with(|c: char| c.is_ascii_uppercase()));
+    let known = KEYS.iter().map(|(key, fate)| {
+        let word = match fate {
+            Fate::Honoured => "honoured",
+            Fate::Ignored => "ignored",
+            Fate::Dropped(_) => "ignored, with a warning",
+            Fate::Refused(_) => "refused",
+        };
+        (key.to_string(), word.to_owned())
+    });
+    assert_eq!(said, known.collect());
 }
 
 #[test]

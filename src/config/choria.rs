@@ -6,17 +6,21 @@
 //!
 //! Source: go-choria's `config/util.go`, `config/config.go` and `confkey/confkey.go`.
 
-use std::collections::HashMap;
-use std::env;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+pub mod keys;
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::config::choria::keys::{Fate, fate};
 use crate::config::duration::words;
-use crate::config::report::{Report, nearest};
-use crate::config::{Secret, duration, read_file};
+use crate::config::report::Report;
+use crate::config::{Secret, Surroundings, duration, read_file};
+use crate::dns;
+use crate::jwt::client;
 use crate::protocol::Identity;
-use crate::transport::servers::ServerAddress;
+use crate::transport::servers::{Brokers, ServerAddress};
+use crate::transport::srv::Srv;
 
 /// Who we are on the network, and where it is.
 #[derive(Debug, Clone)]
@@ -27,8 +31,8 @@ pub struct ChoriaConfig {
     pub caller: String,
     /// What the broker lists our connection as.
     pub connection_name: String,
-    /// The brokers; at least one.
-    pub servers: Vec<ServerAddress>,
+    /// Where the brokers are.
+    pub brokers: Brokers,
     /// How long a request stays valid, in seconds; nodes ignore requests with less than 30.
     pub ttl_secs: u32,
     /// Window of a discovery, and part of every request's time-out.
@@ -39,38 +43,11 @@ pub struct ChoriaConfig {
     pub user: Option<(String, Secret)>,
 }
 
-/// What Choria's settings depend on beside their file.
-#[derive(Debug, Clone, Default)]
-pub struct Surroundings {
-    /// The environment.
-    pub variables: HashMap<String, String>,
-    /// The operating system's name for this machine.
-    pub host_name: String,
-    /// Whether we run as root.
-    pub is_root: bool,
-}
-
-impl Surroundings {
-    /// Those of this process.
-    pub fn of_process() -> Surroundings {
-        let text = |text: std::ffi::OsString| text.into_string().ok();
-        Surroundings {
-            variables: env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect(),
-            host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            is_root: rustix::process::geteuid().is_root(),
-        }
-    }
-
-    fn variable(&self, name: &str) -> Option<&str> {
-        self.variables.get(name).map(String::as_str)
-    }
-}
-
 /// The client file that is read when none is named: the first that exists, else the last place to look.
 ///
 /// Source: `UserConfig` in go-choria's `internal/util/util.go`.
 pub fn default_file(surroundings: &Surroundings) -> PathBuf {
-    let home = surroundings.variable("HOME").filter(|home| !home.is_empty()).map(Path::new);
+    let home = surroundings.variable("HOME").map(Path::new);
     let homely =
         [".choriarc", ".mcollective"].into_iter().filter_map(|name| Some(home?.join(name)));
     homely
@@ -99,31 +76,34 @@ impl ChoriaConfig {
                 return None;
             }
         }
-        if let Some((plugin, bytes)) = plugin_file(path, surroundings) {
-            let mut plugin_report = Report::new(plugin.display().to_string());
-            match bytes {
-                Ok(bytes) => draft.take(&bytes, "plugin.choria.", surroundings, &mut plugin_report),
-                Err(error) => plugin_report.unreadable(&error),
-            }
-            report.append(plugin_report);
+        if let Some(dir) = plugin_dir(path, surroundings) {
+            draft.take_plugins(&dir, surroundings, report);
         }
+        warn_of_project_files(surroundings, report);
         let config = draft.check(provisioning_password, surroundings, report);
         config.filter(|_| report.errors.len() == errors)
     }
 }
 
-/// `plugin.d/choria.cfg` beside the client file, which the original reads unless the client file is a user's own.
-fn plugin_file(path: &Path, surroundings: &Surroundings) -> Option<(PathBuf, io::Result<Vec<u8>>)> {
+/// `plugin.d` beside the client file, which the original reads unless the client file is a user's own.
+fn plugin_dir(path: &Path, surroundings: &Surroundings) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     // Compared as text, as in the original.
-    let home = surroundings.variable("HOME").filter(|home| !home.is_empty());
-    if home.is_some_and(|home| path.to_string_lossy().starts_with(home)) {
+    if let Some(home) = surroundings.variable("HOME")
+        && path.to_string_lossy().starts_with(home)
+    {
         return None;
     }
-    let plugin = path.parent()?.join("plugin.d/choria.cfg");
-    match read_file(&plugin) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        bytes => Some((plugin, bytes)),
+    Some(path.parent()?.join("plugin.d"))
+}
+
+/// Says of every file that the original would read beside ours that we don't.
+fn warn_of_project_files(surroundings: &Surroundings, report: &mut Report) {
+    let above = surroundings.directory.iter().flat_map(|directory| directory.ancestors());
+    for file in above.map(|directory| directory.join("choria.conf")).filter(|file| file.exists()) {
+        let mut project = Report::new(file.display().to_string());
+        project.warn(None, "not read: settings must not depend on where we are started");
+        report.append(project);
     }
 }
 
@@ -132,11 +112,14 @@ struct Draft {
     identity: Option<(usize, String)>,
     hosts: Option<(usize, String)>,
     use_srv: bool,
+    srv_domain: Option<(usize, String)>,
     ttl: (Option<usize>, i64),
     discovery_timeout: (Option<usize>, i64),
     connect_timeout: (Option<usize>, Duration),
     user: Option<String>,
     password: Option<Secret>,
+    token: Option<(usize, PathBuf)>,
+    signer_token: Option<(usize, PathBuf)>,
 }
 
 impl Default for Draft {
@@ -145,16 +128,47 @@ impl Default for Draft {
             identity: None,
             hosts: None,
             use_srv: true,
+            srv_domain: None,
             ttl: (None, 60),
             discovery_timeout: (None, 2),
             connect_timeout: (None, Duration::from_secs(2)),
             user: None,
             password: None,
+            token: None,
+            signer_token: None,
         }
     }
 }
 
 impl Draft {
+    /// Reads `choria.cfg` in `dir`, and says of the other files there what of them has no effect.
+    fn take_plugins(&mut self, dir: &Path, surroundings: &Surroundings, report: &mut Report) {
+        // The original looks no further than this, either, when it can't list it.
+        let Ok(entries) = fs::read_dir(dir) else { return };
+        let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+        names.sort();
+        for name in names {
+            let path = dir.join(&name);
+            let mut plugin = Report::new(path.display().to_string());
+            match name.to_str().and_then(|name| name.rsplit_once('.')) {
+                Some(("choria", "cfg")) => match read_file(&path) {
+                    Ok(bytes) => self.take(&bytes, "plugin.choria.", surroundings, &mut plugin),
+                    Err(error) => plugin.unreadable(&error),
+                },
+                Some((stem, "cfg")) => {
+                    // One that can't be read has no effect all the more.
+                    let bytes = read_file(&path).unwrap_or_default();
+                    warn_of_lost_settings(&bytes, &format!("plugin.{stem}."), &mut plugin);
+                }
+                Some((stem, "conf")) if !dir.join(format!("{stem}.cfg")).exists() => {
+                    plugin.warn(None, "not read, as in the original: its name must end in .cfg");
+                }
+                _ => {}
+            }
+            report.append(plugin);
+        }
+    }
+
     fn take(
         &mut self,
         bytes: &[u8],
@@ -162,10 +176,13 @@ impl Draft {
         surroundings: &Surroundings,
         report: &mut Report,
     ) {
-        let text = String::from_utf8_lossy(bytes);
-        for (line, text) in text.split('\n').enumerate() {
-            if let Some((key, value)) = setting(text) {
-                self.set(line + 1, &format!("{prefix}{key}"), value, surroundings, report);
+        for (line, written) in lines(&String::from_utf8_lossy(bytes)) {
+            match setting(written) {
+                Some((key, value)) => {
+                    self.set(line, &format!("{prefix}{key}"), value, surroundings, report);
+                }
+                // Not shown: it may hold a password.
+                None => report.warn(line, "ignored: it is no setting such as `key = value`"),
             }
         }
     }
@@ -179,17 +196,14 @@ impl Draft {
         report: &mut Report,
     ) {
         // The environment speaks only when the file does: the original asks it while it assigns a value.
-        let or_variable =
-            |name: &str| surroundings.variable(name).filter(|v| !v.is_empty()).unwrap_or(value);
+        let or_variable = |name: &str| surroundings.variable(name).unwrap_or(value).to_string();
         match key {
             "identity" => self.identity = Some((line, value.to_string())),
             "plugin.choria.middleware_hosts" => self.hosts = Some((line, value.to_string())),
             "plugin.choria.use_srv" => {
-                self.use_srv = boolean(value).unwrap_or_else(|| {
-                    report.warn(line, format!("{key}: {value:?} is no boolean, taken as false"));
-                    false
-                });
+                self.use_srv = boolean_or_false(line, key, value, report);
             }
+            "plugin.choria.srv_domain" => self.srv_domain = Some((line, value.to_string())),
             "ttl" => integer(line, key, value, &mut self.ttl, report),
             "discovery_timeout" => integer(line, key, value, &mut self.discovery_timeout, report),
             "plugin.choria.network.connect_timeout" => match seconds_or_duration(value) {
@@ -198,26 +212,36 @@ impl Draft {
                     report.warn(line, format!("{key}: ignored: {error}, found {value:?}"))
                 }
             },
-            "plugin.nats.user" => {
-                self.user = Some(or_variable("MCOLLECTIVE_NATS_USERNAME").to_string());
-            }
+            "plugin.nats.user" => self.user = Some(or_variable("MCOLLECTIVE_NATS_USERNAME")),
             "plugin.nats.pass" => {
                 self.password = Some(Secret::new(or_variable("MCOLLECTIVE_NATS_PASSWORD")));
             }
-            _ if NOT_HONOURED.contains(&key) => {
+            "plugin.security.choria.token_file" => {
+                self.token = Some((line, path(value, surroundings)));
+            }
+            "plugin.choria.security.request_signer.token_file" => {
+                self.signer_token = Some((line, path(value, surroundings)));
+            }
+            // What is honoured in part, or only has to be checked.
+            "plugin.choria.require_client_filter" => {
+                if boolean_or_false(line, key, value, report)
+                    && let Ok(Fate::Refused(why)) = fate(key)
+                {
+                    report.error(line, format!("{key}: {why}"));
+                }
+            }
+            "rpclimitmethod" if matches!(value, "first" | "random") => {}
+            _ => match fate(key) {
+                Ok(Fate::Honoured | Fate::Ignored) | Err(None) => {}
                 // Switched off it changes nothing.
-                if boolean(value) != Some(false) {
-                    report.warn(line, format!("{key}: not honoured by this version"));
+                Ok(Fate::Dropped(_)) if boolean(value) == Some(false) => {}
+                Ok(Fate::Dropped(why)) => report.warn(line, format!("{key}: {why}")),
+                Ok(Fate::Refused(why)) => report.error(line, format!("{key}: {why}")),
+                Err(Some(meant)) => {
+                    let text = format!("{key}: unknown key, ignored; did you mean `{meant}`?");
+                    report.warn(line, text);
                 }
-            }
-            _ => {
-                if let Some(meant) = nearest(key, HONOURED.iter().copied()) {
-                    report.warn(
-                        line,
-                        format!("{key}: unknown key, ignored; did you mean `{meant}`?"),
-                    );
-                }
-            }
+            },
         }
     }
 
@@ -227,13 +251,11 @@ impl Draft {
         surroundings: &Surroundings,
         report: &mut Report,
     ) -> Option<ChoriaConfig> {
-        if surroundings.variable("CHORIA_FED_COLLECTIVE").is_some_and(|value| !value.is_empty()) {
-            report.warn(
-                None,
-                "CHORIA_FED_COLLECTIVE: not honoured, provisioning knows no federation",
-            );
+        if surroundings.variable("CHORIA_FED_COLLECTIVE").is_some() {
+            report.warn(None, format!("CHORIA_FED_COLLECTIVE: {}", keys::NO_FEDERATION));
         }
-        let servers = servers(self.hosts, self.use_srv, report);
+        let domain = srv_domain(self.srv_domain, surroundings, report);
+        let brokers = brokers(self.hosts, self.use_srv, domain, surroundings, report);
         let ttl_secs = match u32::try_from(self.ttl.1) {
             Ok(ttl) if ttl >= TTL_LEAST_SECS => ttl,
             _ => {
@@ -283,17 +305,39 @@ impl Draft {
         };
         let identity = identity(self.identity, surroundings, report)?;
         let certname = certname(&identity, surroundings);
+        // The original takes the caller from the token without TLS, too.
+        let token = self.token.or(self.signer_token);
+        let caller = token.and_then(|(line, path)| caller_of_token(line, &path, report));
         Some(ChoriaConfig {
-            caller: format!("choria={certname}"),
+            caller: caller.unwrap_or_else(|| format!("choria={certname}")),
             connection_name: certname,
             identity,
-            servers,
+            brokers,
             ttl_secs,
             discovery_timeout: Duration::from_secs(discovery_timeout.unsigned_abs()),
             connect_timeout,
             user,
         })
     }
+}
+
+/// Says of settings that Choria doesn't look for in this file, though it honours them elsewhere, that they have no effect.
+fn warn_of_lost_settings(bytes: &[u8], prefix: &str, report: &mut Report) {
+    for (line, written) in lines(&String::from_utf8_lossy(bytes)) {
+        let Some((key, _)) = setting(written) else { continue };
+        let key = format!("{prefix}{key}");
+        if matches!(fate(&key), Ok(Fate::Honoured | Fate::Refused(_) | Fate::Dropped(_))) {
+            let text =
+                format!("{key}: no effect here, as in the original; write it into the client file");
+            report.warn(line, text);
+        }
+    }
+}
+
+/// The lines of a file that are neither empty nor comments, each with its number.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let numbered = text.split('\n').enumerate().map(|(at, line)| (at + 1, line));
+    numbered.filter(|(_, line)| !matches!(line.trim_start().chars().next(), None | Some('#')))
 }
 
 /// One line of the file.
@@ -320,6 +364,22 @@ fn boolean(value: &str) -> Option<bool> {
     }
 }
 
+fn boolean_or_false(line: usize, key: &str, value: &str, report: &mut Report) -> bool {
+    boolean(value).unwrap_or_else(|| {
+        report.warn(line, format!("{key}: {value:?} is no boolean, taken as false"));
+        false
+    })
+}
+
+/// A path; `~` at its beginning is the home directory, whatever follows.
+fn path(value: &str, surroundings: &Surroundings) -> PathBuf {
+    let value = value.trim();
+    match (value.strip_prefix('~'), surroundings.variable("HOME")) {
+        (Some(rest), Some(home)) => PathBuf::from(format!("{home}{rest}")),
+        _ => PathBuf::from(value),
+    }
+}
+
 fn integer(
     line: usize,
     key: &str,
@@ -341,23 +401,35 @@ fn seconds_or_duration(value: &str) -> Result<Duration, duration::DurationError>
     duration::duration(value)
 }
 
-fn servers(
+fn brokers(
     hosts: Option<(usize, String)>,
     use_srv: bool,
+    domain: Option<String>,
+    surroundings: &Surroundings,
     report: &mut Report,
-) -> Vec<ServerAddress> {
+) -> Brokers {
     const KEY: &str = "plugin.choria.middleware_hosts";
-    let hosts = hosts.filter(|(_, list)| list.split(',').any(|host| !host.trim().is_empty()));
+    let customary = || Brokers::Listed(vec![ServerAddress::customary()]);
     let Some((line, list)) = hosts else {
-        if use_srv {
-            report.error(
-                None,
-                format!("{KEY}: must be set, such as broker1.example.net:4222; SRV records are not looked up by this version"),
-            );
-            return Vec::new();
+        if !use_srv {
+            return customary();
         }
-        return ServerAddress::parse(BROKER_DEFAULT).into_iter().collect();
+        // Facter takes its time, so it is asked only when it matters.
+        let Some(domain) = domain.or_else(|| surroundings.fact("networking.domain")) else {
+            report.warn(
+                None,
+                format!("plugin.choria.srv_domain: not set, and facter knows no domain; {} is tried and no other broker", ServerAddress::customary()),
+            );
+            return customary();
+        };
+        // Without anybody to ask there is no answer.
+        let nobody = || dns::Servers::Fixed(Vec::new());
+        let dns = surroundings.names.as_ref().map_or_else(nobody, |names| names.dns.clone());
+        return Brokers::Srv(Srv { domain, dns });
     };
+    if list.split(',').all(|host| host.trim().is_empty()) {
+        report.error(line, format!("{KEY}: names no broker"));
+    }
     let mut servers = Vec::new();
     // The original gives up for ever, and in silence, on a list with an empty part in it.
     for host in list.split(',').map(str::trim).filter(|host| !host.is_empty()) {
@@ -371,7 +443,30 @@ fn servers(
             Err(error) => report.error(line, format!("{KEY}: {error}")),
         }
     }
-    servers
+    Brokers::Listed(servers)
+}
+
+/// The domain that is asked for brokers, as far as it is written anywhere.
+fn srv_domain(
+    written: Option<(usize, String)>,
+    surroundings: &Surroundings,
+    report: &mut Report,
+) -> Option<String> {
+    // Here the environment always speaks: the key has a default, and the original assigns that, too.
+    let (line, key, domain) = match (surroundings.variable("CHORIA_SRV_DOMAIN"), written) {
+        (Some(domain), _) => (None, "CHORIA_SRV_DOMAIN", domain.to_string()),
+        (None, Some((line, domain))) => (Some(line), "plugin.choria.srv_domain", domain),
+        (None, None) => return None,
+    };
+    let domain = domain.trim_end_matches('.');
+    let is_part = |part: &str| {
+        let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        (1..=63).contains(&part.len()) && part.chars().all(is_good)
+    };
+    if domain.len() > DOMAIN_LEN_MAX || !domain.split('.').all(is_part) {
+        report.error(line, format!("{key}: {domain:?} is no domain"));
+    }
+    Some(domain.to_string())
 }
 
 fn identity(
@@ -382,11 +477,11 @@ fn identity(
     let (line, text) = match written {
         Some((line, text)) => (Some(line), text),
         None => {
-            let name = surroundings.host_name.clone();
-            if name.matches('.').count() < 2 {
+            let (name, may_be_short) = surroundings.full_name();
+            if may_be_short {
                 report.warn(
                     None,
-                    format!("identity: not set, the host name {name:?} is used; the original may have found a longer one in DNS or with facter"),
+                    format!("identity: not set, and neither DNS nor facter knows a full name; the host name {name:?} is used"),
                 );
             }
             (None, name)
@@ -405,49 +500,42 @@ fn identity(
 ///
 /// Source: `certname` in go-choria's `providers/security/filesec/option.go`.
 fn certname(identity: &Identity, surroundings: &Surroundings) -> String {
-    if let Some(name) =
-        surroundings.variable("MCOLLECTIVE_CERTNAME").filter(|name| !name.is_empty())
-    {
+    if let Some(name) = surroundings.variable("MCOLLECTIVE_CERTNAME") {
         return name.to_string();
     }
-    match surroundings.variable("USER") {
+    match surroundings.variables.get("USER") {
         // An empty one counts, too: the original makes ".mcollective" of it.
         Some(user) if !surroundings.is_root => format!("{user}.mcollective"),
         _ => identity.as_str().to_string(),
     }
 }
 
-/// Keys that have an effect here.
-pub const HONOURED: &[&str] = &[
-    "identity",
-    "ttl",
-    "discovery_timeout",
-    "plugin.choria.middleware_hosts",
-    "plugin.choria.use_srv",
-    "plugin.choria.network.connect_timeout",
-    "plugin.nats.user",
-    "plugin.nats.pass",
-];
-
-/// Keys that would have an effect in the original, even without TLS. Others have none there either.
-const NOT_HONOURED: &[&str] = &[
-    "plugin.choria.srv_domain",
-    "plugin.choria.federation.collectives",
-    "plugin.choria.federation_middleware_hosts",
-    "plugin.nats.credentials",
-    "plugin.security.client_anon_tls",
-    "plugin.security.server_anon_tls",
-    "plugin.security.choria.token_file",
-    "plugin.choria.security.request_signer.url",
-    "plugin.choria.security.request_signer.service",
-    "plugin.choria.security.request_signer.token_file",
-];
+/// The caller that the client token in the file at `path` names.
+///
+/// Source: `CallerID` and `SignerToken` in go-choria's `choria/framework.go`.
+fn caller_of_token(line: usize, path: &Path, report: &mut Report) -> Option<String> {
+    let shown = path.display();
+    let mut unusable = |why: String| {
+        report.warn(line, format!("{shown}: the caller is not taken from this token: {why}"));
+        None
+    };
+    let bytes = match read_file(path) {
+        Ok(bytes) => bytes,
+        Err(error) => return unusable(error.to_string()),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    match client::caller(&String::from_utf8_lossy(&bytes), now) {
+        Ok(caller) => Some(caller),
+        Err(error) => unusable(error.to_string()),
+    }
+}
 
 /// The user that a provisioning password belongs to.
 const PROVISIONING_USER: &str = "provisioner";
 
-/// The broker of a network that names none.
-const BROKER_DEFAULT: &str = "nats://puppet:4222";
+/// Longest domain to which the names of brokers can be added, in bytes.
+const DOMAIN_LEN_MAX: usize = 220;
 
 /// Nodes check requests against a schema with this bound.
 const TTL_LEAST_SECS: u32 = 30;
@@ -463,7 +551,11 @@ const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(120);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::env;
+
     use super::*;
+    use crate::config::choria::keys::KEYS;
 
     #[test]
     fn reads_lines_as_choria_does() {
@@ -525,21 +617,51 @@ mod tests {
 
     #[test]
     fn finds_its_brokers() {
-        let servers = |text: &str| {
-            let config = load(text, &surroundings()).unwrap();
-            config.0.servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-        };
+        let brokers = |text: &str| load(text, &surroundings()).unwrap().0.brokers.to_string();
         let key = "plugin.choria.middleware_hosts";
-        assert_eq!(servers(&format!("{key} = a:1, b:2")), "nats://a:1 nats://b:2");
-        assert_eq!(servers(&format!("{key} = ,a:1,, b:2,")), "nats://a:1 nats://b:2");
-        assert_eq!(servers(&format!("{key} = a:1\n{key} = nats://b:2")), "nats://b:2");
-        assert_eq!(servers(&format!("{key} = [::1]:4222")), "nats://[::1]:4222");
-        assert_eq!(servers("plugin.choria.use_srv = false"), "nats://puppet:4222");
-        assert_eq!(servers(&format!("{key} = ,\nplugin.choria.use_srv = 0")), "nats://puppet:4222");
-
-        bad("", "c.cfg: plugin.choria.middleware_hosts: must be set");
-        bad("plugin.choria.use_srv = true", "plugin.choria.middleware_hosts: must be set");
+        assert_eq!(brokers(&format!("{key} = a:1, b:2")), "nats://a:1, nats://b:2");
+        assert_eq!(brokers(&format!("{key} = ,a:1,, b:2,")), "nats://a:1, nats://b:2");
+        assert_eq!(brokers(&format!("{key} = a:1\n{key} = nats://b:2")), "nats://b:2");
+        assert_eq!(brokers(&format!("{key} = [::1]:4222")), "nats://[::1]:4222");
+        assert_eq!(brokers("plugin.choria.use_srv = false"), "nats://puppet:4222");
         bad(&format!("\n{key} = a:1, b"), "c.cfg:2: plugin.choria.middleware_hosts: ");
+        bad(&format!("{key} = ,"), "c.cfg:1: plugin.choria.middleware_hosts: names no broker");
+        bad(&format!("{key} = ,\nplugin.choria.use_srv = 0"), "middleware_hosts: names no broker");
+    }
+
+    #[test]
+    fn looks_for_brokers_in_the_domain() {
+        let with = |variable: Option<&str>, text: &str| {
+            let mut around = surroundings();
+            around.variables.extend(variable.map(|v| ("CHORIA_SRV_DOMAIN".into(), v.into())));
+            let (config, report) = load(text, &around).unwrap();
+            assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+            config.brokers.to_string()
+        };
+        let key = "plugin.choria.srv_domain";
+        assert_eq!(with(None, &format!("{key} = example.net")), "SRV records of example.net");
+        assert_eq!(with(None, &format!("{key} = example.net.")), "SRV records of example.net");
+        // The environment speaks whether the file does or not, but never with nothing.
+        assert_eq!(with(Some("e.org"), &format!("{key} = a.net")), "SRV records of e.org");
+        assert_eq!(with(Some("e.org"), ""), "SRV records of e.org");
+        assert_eq!(with(Some(""), &format!("{key} = a.net")), "SRV records of a.net");
+        // Brokers that are named need no looking for.
+        assert_eq!(with(Some("e.org"), HOSTS), "nats://broker:4222");
+        assert_eq!(with(Some("e.org"), "plugin.choria.use_srv = no"), "nats://puppet:4222");
+
+        let (config, report) = load("", &surroundings()).unwrap();
+        assert_eq!(config.brokers.to_string(), "nats://puppet:4222");
+        let warning = report.warnings[0].to_string();
+        assert!(warning.starts_with("c.cfg: plugin.choria.srv_domain: not set"), "{warning}");
+
+        for domain in ["a..b", ".", "a b", "a/b", "bröker.net", &"a".repeat(64)] {
+            let report = load(&format!("{key} = {domain}"), &surroundings()).unwrap_err();
+            assert!(report.errors[0].to_string().starts_with("c.cfg:1: plugin.choria.srv_domain"));
+        }
+        let mut around = surroundings();
+        around.variables.insert("CHORIA_SRV_DOMAIN".into(), "a..b".into());
+        let report = load("", &around).unwrap_err();
+        assert_eq!(report.errors[0].to_string(), "c.cfg: CHORIA_SRV_DOMAIN: \"a..b\" is no domain");
     }
 
     #[test]
@@ -577,22 +699,49 @@ mod tests {
     }
 
     #[test]
-    fn warns_about_keys_it_does_not_honour() {
-        for key in NOT_HONOURED {
-            warns(&format!("{key} = x"), &format!("c.cfg:2: {key}: not honoured by this version"));
-            let (_, warnings) = good(&format!("{key} = false"));
-            assert!(warnings.is_empty(), "{warnings:?}");
+    fn treats_every_key_as_the_list_says() {
+        for (key, fate) in KEYS.iter().filter(|(key, _)| !key.ends_with('*')) {
+            let text = format!("{HOSTS}{key} = 1\n");
+            match fate {
+                Fate::Honoured => {}
+                Fate::Ignored => {
+                    let (_, warnings) = good(&format!("{key} = x"));
+                    assert!(warnings.is_empty(), "{warnings:?}");
+                }
+                Fate::Dropped(why) => {
+                    warns(&format!("{key} = x"), &format!("c.cfg:2: {key}: {why}"));
+                    let (_, warnings) = good(&format!("{key} = false"));
+                    assert!(warnings.is_empty(), "{warnings:?}");
+                }
+                Fate::Refused(why) => {
+                    let report = load(&text, &surroundings()).unwrap_err();
+                    let expected = format!("c.cfg:2: {key}: {why}");
+                    assert_eq!(report.errors[0].to_string(), expected);
+                }
+            }
         }
+        good("rpclimitmethod = random");
+        good("plugin.choria.require_client_filter = no");
+        warns(
+            "plugin.choria.require_client_filter = maybe",
+            "plugin.choria.require_client_filter: \"maybe\" is no boolean, taken as false",
+        );
+    }
+
+    #[test]
+    fn warns_about_keys_nobody_knows() {
         warns("identify = x", "c.cfg:2: identify: unknown key, ignored; did you mean `identity`?");
         warns(
             "plugin.choria.middleware_host = x:1",
             "c.cfg:2: plugin.choria.middleware_host: unknown key, ignored; did you mean `plugin.choria.middleware_hosts`?",
         );
+        warns("identity: x", "c.cfg:2: ignored: it is no setting such as `key = value`");
+        warns("ttl =", "c.cfg:2: ignored: it is no setting");
         warns("Identity = x", "c.cfg:2: Identity: unknown key, ignored; did you mean `identity`?");
         let mut around = surroundings();
         around.variables.insert("CHORIA_FED_COLLECTIVE".into(), "x".into());
         let (_, report) = load(HOSTS, &around).unwrap();
-        assert!(report.warnings[0].text.starts_with("CHORIA_FED_COLLECTIVE: not honoured"));
+        assert!(report.warnings[0].text.starts_with("CHORIA_FED_COLLECTIVE: ignored"));
     }
 
     #[test]
@@ -659,15 +808,52 @@ mod tests {
     }
 
     #[test]
+    fn takes_the_caller_from_a_client_token() {
+        let dir = env::temp_dir().join(format!("provisioner-caller-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut around = surroundings();
+        around.variables.insert("HOME".into(), dir.display().to_string());
+        let token = |name: &str, claims: &str| {
+            let text = crate::jwt::testing::ed25519(r#"{"alg":"EdDSA","typ":"JWT"}"#, claims);
+            std::fs::write(dir.join(name), text).unwrap();
+        };
+        token("good", r#"{"purpose":"choria_client_id","callerid":"choria=signer"}"#);
+        token("other", r#"{"purpose":"choria_client_id","callerid":"choria=other"}"#);
+        token("old", r#"{"purpose":"choria_client_id","callerid":"choria=signer","exp":1}"#);
+        token("server", r#"{"purpose":"choria_server","identity":"n"}"#);
+        token("nobody", r#"{"purpose":"choria_client_id"}"#);
+        let key = "plugin.security.choria.token_file";
+        let signer = "plugin.choria.security.request_signer.token_file";
+        let read = |text: &str| {
+            let (config, report) = load(&format!("{HOSTS}{text}"), &around).unwrap();
+            let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
+            (config.caller, warnings.join(" "), config.connection_name)
+        };
+        let mine = "prov1.example.net".to_string();
+        let good = ("choria=signer".to_string(), String::new(), mine.clone());
+        assert_eq!(read(&format!("{key} = ~/good")), good);
+        assert_eq!(read(&format!("{signer} = {}/good ", dir.display())), good);
+        assert_eq!(read(&format!("{signer} = ~/other\n{key} = ~/good")), good);
+        for (name, why) in [
+            ("old", "the token expired on 1970-01-01"),
+            ("server", "not a client token"),
+            ("nobody", "the token has no callerid"),
+            ("missing", "No such file"),
+        ] {
+            let (caller, warnings, _) = read(&format!("{key} = ~/{name}"));
+            assert_eq!(caller, format!("choria={mine}"), "{name}");
+            assert!(warnings.starts_with("c.cfg:2: ") && warnings.contains(why), "{warnings}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(path("~x/y", &surroundings()), Path::new("~x/y"));
+    }
+
+    #[test]
     fn says_when_the_host_name_may_be_too_short() {
         let around = Surroundings { host_name: "prov1".into(), ..surroundings() };
         let (config, report) = load(HOSTS, &around).unwrap();
         assert_eq!(config.identity.as_str(), "prov1");
-        assert!(
-            report.warnings[0]
-                .text
-                .starts_with("identity: not set, the host name \"prov1\" is used")
-        );
+        assert!(report.warnings[0].text.ends_with("the host name \"prov1\" is used"));
         let around = Surroundings { host_name: String::new(), ..surroundings() };
         assert!(load(HOSTS, &around).is_err());
     }
@@ -676,31 +862,65 @@ mod tests {
     fn reads_the_plugin_file_beside_it() {
         let dir = env::temp_dir().join(format!("provisioner-choria-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("plugin.d")).unwrap();
-        let path = dir.join("client.cfg");
-        std::fs::write(&path, "identity = p.example.net\nplugin.choria.middleware_hosts = a:1\n")
+        let file = dir.join("client.cfg");
+        std::fs::write(&file, "identity = p.example.net\nplugin.choria.middleware_hosts = a:1\n")
             .unwrap();
-        let plugin = "middleware_hosts = b:2\nidentity = ignored\nsrv_domain = x\n";
-        std::fs::write(dir.join("plugin.d/choria.cfg"), plugin).unwrap();
+        let plugin = |name: &str, text: &str| {
+            std::fs::write(dir.join("plugin.d").join(name), text).unwrap();
+        };
+        plugin("choria.cfg", "middleware_hosts = b:2\nidentity = ignored\nsrv_domaim = x\n");
+        plugin("nats.cfg", "# ours\nuser = u\nother = x\n");
+        plugin("package.cfg", "provider = x\n");
+        plugin("lost.conf", "a = b\n");
+        plugin("nats.conf", "pass = p\n");
+        plugin("README", "user = u\n");
 
         let read = |home: &str| {
             let mut around = surroundings();
             around.variables.insert("HOME".into(), home.into());
             let mut report = Report::new("c.cfg");
-            let config = ChoriaConfig::load(&path, None, &around, &mut report).unwrap();
-            (config.servers[0].to_string(), report.warnings)
+            let config = ChoriaConfig::load(&file, None, &around, &mut report).unwrap();
+            let place = format!("{}/plugin.d/", dir.display());
+            let warnings = report.warnings.iter().map(|w| w.to_string().replace(&place, ""));
+            (config.brokers.to_string(), warnings.collect::<Vec<_>>())
         };
-        let (server, warnings) = read("/nowhere");
-        assert_eq!(server, "nats://b:2");
-        let place =
-            dir.join("plugin.d/choria.cfg:3: plugin.choria.srv_domain").display().to_string();
-        assert!(warnings[0].to_string().starts_with(&place), "{warnings:?}");
+        let (broker, warnings) = read("/nowhere");
+        assert_eq!(broker, "nats://b:2");
+        assert_eq!(
+            warnings,
+            [
+                "choria.cfg:3: plugin.choria.srv_domaim: unknown key, ignored; did you mean `plugin.choria.srv_domain`?",
+                "lost.conf: not read, as in the original: its name must end in .cfg",
+                "nats.cfg:2: plugin.nats.user: no effect here, as in the original; write it into the client file",
+            ]
+        );
         // A user's own file stands alone.
-        assert_eq!(read(dir.to_str().unwrap()).0, "nats://a:1");
+        let own = (String::from("nats://a:1"), Vec::new());
+        assert_eq!(read(dir.to_str().unwrap()), own);
 
         let mut report = Report::new("c.cfg");
         assert!(ChoriaConfig::load(&dir, None, &surroundings(), &mut report).is_none());
         assert!(ChoriaConfig::load(&dir.join("no"), None, &surroundings(), &mut report).is_none());
         assert_eq!(report.errors.len(), 2);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn says_of_project_files_that_they_are_not_read() {
+        let dir = env::temp_dir().join(format!("provisioner-project-{}", std::process::id()));
+        let below = dir.join("a/b");
+        std::fs::create_dir_all(&below).unwrap();
+        let file = dir.join("client.cfg");
+        std::fs::write(&file, "plugin.choria.middleware_hosts = a:1\n").unwrap();
+        let project = dir.join("a/choria.conf");
+        std::fs::write(&project, "plugin.choria.middleware_hosts = evil:1\n").unwrap();
+        let around = Surroundings { directory: Some(below), ..surroundings() };
+        let mut report = Report::new("c.cfg");
+        let config = ChoriaConfig::load(&file, None, &around, &mut report).unwrap();
+        assert_eq!(config.brokers.to_string(), "nats://a:1");
+        let expected = format!("{}: not read: ", project.display());
+        let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
+        assert!(warnings.iter().any(|warning| warning.starts_with(&expected)), "{warnings:?}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -745,6 +965,7 @@ mod tests {
             variables: HashMap::new(),
             host_name: "prov1.example.net".into(),
             is_root: true,
+            ..Surroundings::default()
         }
     }
 

@@ -10,6 +10,7 @@ pub mod file;
 pub mod pattern;
 pub mod report;
 pub mod signing;
+pub mod surroundings;
 pub mod yaml;
 
 use std::fmt;
@@ -24,13 +25,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use log::LevelFilter;
 use regex::Regex;
 
-pub use crate::config::choria::{ChoriaConfig, Surroundings};
+pub use crate::config::choria::ChoriaConfig;
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
 use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
+pub use crate::config::surroundings::Surroundings;
 use crate::helper::HelperCommand;
 
 /// The provisioner's own settings; every field but `signing` is named after its key.

@@ -74,11 +74,15 @@ impl Report {
 /// The member of `known` that `word` was probably meant to be.
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let word = word.to_ascii_lowercase();
+    let length = word.chars().count();
+    // One slip in a short word, more in a long one; beyond that it is another word.
+    let slips_max = |candidate: &str| (candidate.len() / 4).clamp(1, 4);
     known
         .into_iter()
+        // Each slip changes the length by one letter at most.
+        .filter(|candidate| length.abs_diff(candidate.chars().count()) <= slips_max(candidate))
         .map(|candidate| (distance(&word, candidate), candidate))
-        // One slip in a short word, more in a long one; beyond that it is another word.
-        .filter(|(slips, candidate)| *slips <= (candidate.len() / 4).clamp(1, 4))
+        .filter(|(slips, candidate)| *slips <= slips_max(candidate))
         .min_by_key(|(slips, _)| *slips)
         .map(|(_, candidate)| candidate)
 }

@@ -570,7 +570,7 @@ fn connect(
         }),
         connect_timeout: choria.connect_timeout,
         on_link: Box::new(on_link),
-        ..Options::new(choria.servers.clone(), &choria.connection_name, metrics.clone())
+        ..Options::new(choria.brokers.clone(), &choria.connection_name, metrics.clone())
     };
     Connection::start(options).map_err(RunError::Connection)
 }

@@ -243,6 +243,20 @@ pub fn verify(text: &str, issuer: &VerifyingKey, now: i64) -> Result<Token<Claim
     Ok(token)
 }
 
+/// The caller id that the token in `text` gives its holder; its signature is not looked at.
+///
+/// # Errors
+///
+/// [`Error`]: it is no client token, it names no caller, or it is not valid at `now`, in seconds since 1970.
+pub fn caller(text: &str, now: i64) -> Result<String, Error> {
+    let parsed = read(text)?;
+    check_dates(&parsed.token.standard, now)?;
+    match parsed.token.own.callerid {
+        none if none.is_empty() => Err(Error::NoCaller),
+        caller => Ok(caller),
+    }
+}
+
 fn read(text: &str) -> Result<Parsed<'_, Claims>, Error> {
     if text.trim().is_empty() {
         return Err(Error::Empty);
