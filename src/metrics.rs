@@ -45,7 +45,7 @@ pub struct Metrics {
     pub helper_shutdown_requests: IntCounter,
     /// Time of each helper run.
     pub helper_time: Summary,
-    /// 1 while we may not act.
+    /// 1 while an operator has paused us or another instance provisions: the reasons the original knew.
     pub paused: IntGauge,
     /// Attempts ended with an error.
     pub provision_errors: IntCounter,
