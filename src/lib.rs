@@ -38,10 +38,11 @@
 //!
 //! * One identity is in at most one worker. An entry of a queue whose generation is not the registry's current one is skipped.
 //! * A node is queued by a sighting only: an event, an answer to discovery, an operator's wish. No message flows back.
-//! * Nothing is sent while the gate has a reason against it, and no step of a node is taken in another term than it began in.
+//! * Nothing new begins while the gate has a reason against it. A node that was begun goes on in its term only and waits for
+//!   the connection; a pause and the drain let it finish.
 //! * A reply counts only if its hash verifies, it answers a request of ours and it comes from the node that was asked.
 //! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.
-//! * No lock is held across a send, a request or a wait.
+//! * No lock is held across a wait, a request or a send that may block; the one exception is the turn to write to the socket.
 
 pub mod cli;
 pub mod config;

@@ -27,7 +27,7 @@ pub const EVENTS_MAX: usize = 65_536;
 pub const EVENT_BYTES_MAX: usize = 40 << 20;
 /// Bytes of one event; a longer one is none.
 pub const EVENT_LEN_MAX: usize = 64 << 10;
-/// How often a bad event is logged, and a pause mentioned.
+/// How often a bad event is logged, at most.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// The thread; reads events in their order.
