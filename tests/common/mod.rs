@@ -53,7 +53,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A folder that goes away with this value, unless its test failed.
+/// A folder that goes away with this value.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
