@@ -28,7 +28,7 @@
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
 //! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
 //! * [`transport`]: the connection to the broker. [`dns`]: where brokers are, and who we are, when no file says so.
-//! * [`gate`]: every reason not to act. [`metrics`] and [`ops`]: what operators see.
+//! * [`gate`]: every reason not to act. [`clock`]: what time it is. [`metrics`] and [`ops`]: what operators see.
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
 //! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
@@ -64,6 +64,7 @@ pub mod version;
 pub mod dns;
 pub mod transport;
 
+pub mod clock;
 pub mod gate;
 pub mod metrics;
 pub mod ops;

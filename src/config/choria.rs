@@ -10,8 +10,9 @@ pub mod keys;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
 use crate::config::duration::words;
 use crate::config::report::Report;
@@ -523,9 +524,7 @@ fn caller_of_token(line: usize, path: &Path, report: &mut Report) -> Option<Stri
         Ok(bytes) => bytes,
         Err(error) => return unusable(error.to_string()),
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    match client::caller(&String::from_utf8_lossy(&bytes), now) {
+    match client::caller(&String::from_utf8_lossy(&bytes), unix_time()) {
         Ok(caller) => Some(caller),
         Err(error) => unusable(error.to_string()),
     }

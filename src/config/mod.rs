@@ -20,11 +20,12 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use log::LevelFilter;
 use regex::Regex;
 
+use crate::clock::unix_time;
 pub use crate::config::choria::ChoriaConfig;
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
@@ -666,12 +667,6 @@ impl Shown for Duration {
     fn shown(&self) -> String {
         words(*self)
     }
-}
-
-/// Seconds since 1970.
-fn unix_time() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn secs(count: u64) -> Duration {

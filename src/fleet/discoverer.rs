@@ -3,11 +3,12 @@
 //! After a reconnect the nodes are still coming back too, each in its own time, so it is asked a few times more.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at, never, select_biased, tick};
 use parking_lot::Mutex;
 
+use crate::clock::unix_time;
 use crate::fleet::registry::{self, Sighted, Sighting};
 use crate::fleet::roster::Roster;
 use crate::gate::{Gate, RECONNECT_GRACE, Reason};
@@ -184,12 +185,6 @@ impl Setup {
             self.metrics.outcomes.with_label_values(&[registry::STALE]).inc();
         }
     }
-}
-
-/// Seconds since 1970.
-pub fn unix_time() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

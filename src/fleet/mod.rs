@@ -40,10 +40,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased, tick};
 use parking_lot::Mutex;
 
+use crate::clock::unix_time;
 use crate::config::choria::ChoriaConfig;
 use crate::config::signing::SigningFiles;
 use crate::config::{Config, HelperMode};
-use crate::fleet::discoverer::{Discoverer, LastSuccess, unix_time};
+use crate::fleet::discoverer::{Discoverer, LastSuccess};
 use crate::fleet::finisher::Finisher;
 use crate::fleet::listener::Listener;
 use crate::fleet::prober::Prober;

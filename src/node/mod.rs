@@ -14,13 +14,14 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use openssl::error::ErrorStack;
 use openssl::rand::rand_bytes;
 use zeroize::Zeroizing;
 
+use crate::clock::unix_time;
 use crate::config::signing::SigningError;
 use crate::config::{Config, Enrollment, VerifyKeySource};
 use crate::gate::{Closed, Gate, Reason, Term};
@@ -522,12 +523,6 @@ fn read_file(path: &Path) -> io::Result<String> {
     let mut content = String::new();
     File::open(path)?.take(KEY_FILE_MAX).read_to_string(&mut content)?;
     Ok(content)
-}
-
-/// Seconds since 1970.
-fn unix_time() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// Why an attempt ended early.

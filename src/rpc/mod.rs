@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender as Channel, bounded};
 use parking_lot::Mutex;
@@ -31,6 +31,7 @@ pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience};
 pub use self::discovery::{DiscoveryError, Found, discover};
 
 use self::discovery::{Burst, LATE_FINDS_MAX};
+use crate::clock::unix_nanos;
 use crate::metrics::Metrics;
 use crate::protocol::json::excerpt;
 use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
@@ -396,11 +397,6 @@ impl fmt::Debug for Rpc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Rpc({} pending)", self.pending())
     }
-}
-
-fn unix_nanos() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Why a reply was dropped.
