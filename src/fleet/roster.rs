@@ -59,7 +59,7 @@ impl Roster {
             }
             Sighted::QueueFull => {
                 if let Some(suppressed) = self.full.lock().now(now) {
-                    let (len, max) = (self.first.len(), self.queue_max);
+                    let (len, max) = (self.longest_queue(), self.queue_max);
                     log::warn!(component = "hosts", node = identity.as_str(), suppressed;
                         "Adding {identity} to the work queue failed with {len} / {max} entries");
                 }
@@ -92,6 +92,11 @@ impl Roster {
         done
     }
 
+    /// Entries of the fuller queue: the one that refuses.
+    fn longest_queue(&self) -> usize {
+        self.first.len().max(self.retry.len())
+    }
+
     /// The registry itself, for what needs no queue.
     pub fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock()
@@ -111,4 +116,43 @@ impl Roster {
 /// A length as metrics take it.
 pub fn gauge(len: usize) -> i64 {
     i64::try_from(len).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Outcome, Report};
+
+    #[test]
+    fn each_queue_refuses_what_it_has_no_room_for_and_is_named_in_the_metric() {
+        let metrics = Metrics::new("test");
+        let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+        let (roster, queues) = Roster::new(limits, 2, metrics.clone());
+        let sight = |name: &str| roster.sight(&Identity::parse(name).unwrap(), Sighting::Discovery);
+        let refused = |queue: &str| metrics.queue_refused.with_label_values(&[queue]).get();
+
+        // Three that fail and come again, one after the other.
+        for name in ["n1", "n2", "n3"] {
+            let Sighted::Queued(key) = sight(name) else { panic!("{name} is new") };
+            queues.first.recv().unwrap();
+            let report =
+                Report { outcome: Outcome::Failed, reason: String::new(), steps: Vec::new() };
+            let now = Instant::now();
+            roster.registry().take(&key, now).unwrap();
+            roster.change(|registry, push| registry.finish(&key, &report, now, false, false, push));
+        }
+        assert!(matches!(sight("n1"), Sighted::Queued(_)));
+        assert!(matches!(sight("n2"), Sighted::Queued(_)));
+        assert_eq!(sight("n3"), Sighted::QueueFull);
+        assert_eq!((refused("work"), refused("retry")), (0, 1));
+        assert_eq!((roster.first.len(), roster.longest_queue()), (0, 2));
+
+        for name in ["n4", "n5"] {
+            assert!(matches!(sight(name), Sighted::Queued(_)));
+        }
+        assert_eq!(sight("n6"), Sighted::QueueFull);
+        assert_eq!((refused("work"), refused("retry")), (1, 1));
+        roster.measure();
+        assert_eq!(metrics.work_queue_entries.get(), 4);
+    }
 }
