@@ -32,7 +32,8 @@
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
 //! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
-//! Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and `protocol` signs with `pki`.
+//! `config` checks the site's tokens with `jwt`. Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and
+//! `protocol` signs with `pki`.
 //!
 //! # What always holds
 //!
@@ -41,6 +42,7 @@
 //! * Nothing new begins while the gate has a reason against it. A node that was begun goes on in its term only and waits for
 //!   the connection; a pause and the drain let it finish.
 //! * A reply counts only if its hash verifies, it answers a request of ours and it comes from the node that was asked.
+//! * No server JWT is signed for a key whose holder did not sign a nonce of ours.
 //! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.
 //! * No lock is held across a wait, a request or a send that may block; the one exception is the turn to write to the socket.
 

@@ -336,7 +336,7 @@ impl Main {
         over: &Receiver<Never>,
         late: &Receiver<Instant>,
     ) -> End {
-        let look = tick(TOKENS_EVERY);
+        let look = self.tokens.tick();
         loop {
             select_biased! {
                 recv(over) -> _ => return End::Over,
@@ -438,6 +438,11 @@ impl Tokens {
         // It was said at the start.
         warned.now(Instant::now());
         Tokens { signing, warned, failed: Seldom::every(SIGNING_LOG) }
+    }
+
+    /// When to look again.
+    fn tick(&self) -> Receiver<Instant> {
+        if self.signing.is_some() { tick(TOKENS_EVERY) } else { never() }
     }
 
     fn look(&mut self, metrics: &Metrics) {
