@@ -272,6 +272,7 @@ const KEY_CHARS_MAX: usize = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::json::hostile;
 
     #[test]
     fn reads_an_answer_that_uses_every_key() {
@@ -524,5 +525,18 @@ mod tests {
         ] {
             assert_eq!(is_settled(output.as_bytes()), settled, "{output}");
         }
+    }
+
+    #[test]
+    fn survives_any_nesting() {
+        hostile::on_a_small_stack(|| {
+            for value in hostile::values(40_000) {
+                let _ = (Answer::read(value.as_bytes()), is_settled(value.as_bytes()));
+                for key in KEYS.into_iter().chain(["other"]) {
+                    let answer = format!(r#"{{"{key}":{value}}}"#);
+                    let _ = (Answer::read(answer.as_bytes()), names_a_key(&answer));
+                }
+            }
+        });
     }
 }

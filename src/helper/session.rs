@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use super::process::{Cause, Fed, Process, Stderr};
 use super::text::escape;
 use super::{Input, answer};
+use crate::protocol::json;
 use crate::shutdown::Never;
 
 /// A line for the helper, numbered so that its answer can be told from any other.
@@ -57,7 +58,8 @@ impl Said {
     pub fn read(line: &[u8], id: &str) -> Result<Said, Confusion> {
         #[derive(Deserialize)]
         struct Line<'a> {
-            id: Option<serde_json::Value>,
+            #[serde(borrow)]
+            id: Option<&'a RawValue>,
             #[serde(borrow)]
             reply: Option<&'a RawValue>,
             error: Option<String>,
@@ -72,7 +74,9 @@ impl Said {
         match (line.id, line.reply, line.error) {
             (None, None, None) if answer::names_a_key(&text) => Err(Confusion::ExecStyle),
             (None, _, _) => Err(Confusion::NoId),
-            (Some(other), _, _) if other != id => Err(Confusion::OtherId(other.to_string())),
+            (Some(other), _, _) if !json::text(other).is_ok_and(|other| other == id) => {
+                Err(Confusion::OtherId(other.get().to_owned()))
+            }
             (Some(_), Some(reply), None) => Ok(Said::Reply(reply.get().to_owned())),
             (Some(_), None, Some(error)) => Ok(Said::Error(error)),
             (Some(_), None, None) => Err(Confusion::SaysNothing),
@@ -332,3 +336,22 @@ const SHOWN_CHARS_MAX: usize = 200;
 /// How long a process that closed a pipe may take to end. It is the interval between the closing of files and the end
 /// within one system call; whoever needs longer closed the pipe on purpose.
 const LINGER: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::json::hostile;
+
+    #[test]
+    fn survives_any_nesting() {
+        hostile::on_a_small_stack(|| {
+            for value in hostile::values(40_000) {
+                let _ = Said::read(value.as_bytes(), "1");
+                for key in ["id", "reply", "error", "other"] {
+                    let line = format!(r#"{{"{key}":{value}}}"#);
+                    let _ = Said::read(line.as_bytes(), "1");
+                }
+            }
+        });
+    }
+}

@@ -21,13 +21,15 @@ use openssl::pkey::{Id, PKey, Private, Public};
 use openssl::rsa::Rsa;
 use openssl::sign::{Signer, Verifier};
 use openssl::x509::X509;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Number, Value};
+use serde_json::Number;
+use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
 use self::hex::HexError;
 use crate::pki::{pem, x509};
+use crate::protocol::json;
 
 /// Longest token we look at, in bytes. Real ones have 500 to 2,000; one that carries a trust chain and policies stays well below.
 pub const TOKEN_MAX: usize = 64 * 1024;
@@ -378,7 +380,7 @@ impl Algorithm {
 
 #[derive(Deserialize)]
 struct Header {
-    alg: Option<Value>,
+    alg: Option<Box<RawValue>>,
 }
 
 impl Header {
@@ -388,13 +390,12 @@ impl Header {
             "RS256", "RS384", "RS512", "EdDSA", "HS256", "HS384", "HS512", "PS256", "PS384",
             "PS512", "ES256", "ES384", "ES512", "none",
         ];
-        match &self.alg {
-            Some(Value::String(name)) => KNOWN
-                .into_iter()
-                .find(|known| known == name)
-                .ok_or(Error::Unverifiable("signing method (alg) is unavailable")),
-            _ => Err(Error::Unverifiable("signing method (alg) is unspecified")),
-        }
+        let name = self.alg.as_deref().and_then(|alg| json::text(alg).ok());
+        let name = name.ok_or(Error::Unverifiable("signing method (alg) is unspecified"))?;
+        KNOWN
+            .into_iter()
+            .find(|known| *known == name)
+            .ok_or(Error::Unverifiable("signing method (alg) is unavailable"))
     }
 }
 
@@ -446,17 +447,14 @@ pub(crate) fn seconds(number: &Number) -> Option<i64> {
 
 /// An audience is one text or a list of texts.
 fn audience<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Audience {
-        One(String),
-        Many(Vec<String>),
-    }
-    Ok(match Option::<Audience>::deserialize(deserializer)? {
-        None => Vec::new(),
-        Some(Audience::One(one)) => vec![one],
-        Some(Audience::Many(many)) => many,
-    })
+    let Some(value) = Option::<Box<RawValue>>::deserialize(deserializer)? else {
+        return Ok(Vec::new());
+    };
+    let texts = match value.get().starts_with('"') {
+        true => json::text(&value).map(|one| vec![one.into_owned()]),
+        false => serde_json::from_str(value.get()),
+    };
+    texts.map_err(D::Error::custom)
 }
 
 /// Why a token was not accepted.

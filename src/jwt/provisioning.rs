@@ -4,11 +4,12 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use super::{DEFAULT_ORGANIZATION, Standard, Token, VerifyKey, null_is_default, verify};
+use crate::protocol::json;
 
 /// `purpose`, and `sub`, of a provisioning JWT.
 const PURPOSE: &str = "choria_provisioning";
@@ -118,13 +119,24 @@ struct Claims {
     chusr: String,
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
     chpwd: String,
-    extensions: Option<serde_json::Map<String, Value>>,
+    #[serde(deserialize_with = "sorted_object")]
+    extensions: Option<Box<RawValue>>,
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
     ou: String,
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     v2: bool,
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     update: bool,
+}
+
+/// An object as Go would write it again.
+fn sorted_object<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Box<RawValue>>, D::Error> {
+    let Some(value) = Option::<Box<RawValue>>::deserialize(deserializer)? else { return Ok(None) };
+    let fields = json::fields(&value).map_err(D::Error::custom)?;
+    let sorted = json::sorted(&fields).map_err(D::Error::custom)?;
+    RawValue::from_string(sorted).map(Some).map_err(D::Error::custom)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
@@ -169,9 +181,13 @@ impl std::error::Error for Error {
 mod tests {
     use std::error::Error as _;
 
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
     use super::ProvisioningToken;
     use crate::jwt::VerifyKey;
     use crate::jwt::testing::{self, NOW};
+    use crate::protocol::json::hostile;
 
     const MINIMAL: &str = r#"{"purpose":"choria_provisioning"}"#;
 
@@ -384,4 +400,24 @@ mod tests {
     /// A provisioning JWT signed by the key with the seed `00 01 02 … 1f`.
     const BY_ISSUER: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJjaHQiOiJzM2NyZXQiLCJjaHMiOmZhbHNlLCJjaHUiOiJuYXRzOi8vYnJva2VyLmV4YW1wbGUubmV0OjQyMjIiLCJjaHBkIjp0cnVlLCJleHRlbnNpb25zIjpudWxsLCJvdSI6ImNob3JpYSIsInYyIjp0cnVlLCJwdXJwb3NlIjoiY2hvcmlhX3Byb3Zpc2lvbmluZyIsImlzcyI6IkNob3JpYSBUb2tlbnMgUGFja2FnZSIsInN1YiI6ImNob3JpYV9wcm92aXNpb25pbmciLCJleHAiOjIwNTEyMjI0MDAsIm5iZiI6MTc1MDAwMDAwMCwiaWF0IjoxNzUwMDAwMDAwLCJqdGkiOiIyeVk4QUMyVmZEWDlaZ29MY2JpMm0xNXFoZjkifQ.ldsXMsAcxaREwfQFmrPyq7etDsKG37shFzsRs8aCmbM0IzRyXIPsDVj8vTPF4Z6FRvGO-HHiHBjObNgBdlBQCg";
     const BY_ISSUER_CLAIMS: &str = r#"{"cht":"s3cret","chs":false,"chu":"nats://broker.example.net:4222","chpd":true,"extensions":null,"ou":"choria","v2":true,"purpose":"choria_provisioning","iss":"Choria Tokens Package","sub":"choria_provisioning","exp":2051222400,"nbf":1750000000,"iat":1750000000,"jti":"2yY8AC2VfDX9ZgoLcbi2m15qhf9"}"#;
+
+    #[test]
+    fn survives_any_nesting_before_the_signature_is_checked() {
+        hostile::on_a_small_stack(|| {
+            let key = VerifyKey::from_hex(testing::ISSUER_PUBLIC).unwrap();
+            for value in hostile::values(40_000) {
+                let mut parts = vec![(format!(r#"{{"alg":{value}}}"#), MINIMAL.to_owned())];
+                for claim in ["extensions", "aud", "exp", "cht", "chs", "other"] {
+                    let claims = format!(r#"{{"{claim}":{value}}}"#);
+                    parts.push((r#"{"alg":"EdDSA"}"#.to_owned(), claims));
+                }
+                for (header, claims) in parts {
+                    let [header, claims] =
+                        [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part));
+                    let token = format!("{header}.{claims}.AAAA");
+                    ProvisioningToken::verify(&token, &key, NOW).unwrap_err();
+                }
+            }
+        });
+    }
 }

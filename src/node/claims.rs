@@ -358,6 +358,7 @@ mod tests {
     use crate::jwt::testing::{self, SERVER, SIGNER, SIGNER_SEED, chain_of};
     use crate::node::keyed::ProvedKey;
     use crate::protocol::Identity;
+    use crate::protocol::json::hostile;
     use crate::rpc::actions::Gen25519Reply;
 
     const NOW: i64 = 1_760_000_000;
@@ -607,5 +608,21 @@ mod tests {
             signature: node.sign(b"nonce").to_bytes(),
         };
         ProvedKey::check("nonce", reply).unwrap()
+    }
+
+    #[test]
+    fn survives_any_nesting() {
+        hostile::on_a_small_stack(|| {
+            let issuer = chain_issuer();
+            for value in hostile::values(40_000) {
+                if RawValue::from_string(value.clone()).is_err() {
+                    continue;
+                }
+                for claim in ["collectives", "permissions", "ou", "exp", "aud", "iss", "other"] {
+                    let wishes = format!(r#"{{"{claim}":{value}}}"#);
+                    let _ = try_merge(&issuer, &wishes, &[], &mut |_| ());
+                }
+            }
+        });
     }
 }

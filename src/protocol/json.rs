@@ -1,11 +1,18 @@
 //! Small tools for reading JSON that a stranger wrote.
+//!
+//! A stranger's JSON is read into types that say what is expected, or stays a [`RawValue`] until it is. It is never read
+//! into `serde_json::Value`: raw values make that take an object with a certain key for a text that holds JSON, which it
+//! reads from nesting level zero again, so that a few kilobytes make a tree of any depth, and reading it ends the process.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// A `T` written as a JSON object. Derived structs would take a list of their fields as well, which no sender means.
 pub(crate) struct Object<T>(pub T);
@@ -29,6 +36,120 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
         deserializer.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
+
+/// The fields of an object, sorted, their values unread. Of a field given twice the last one counts, as in Go.
+pub(crate) type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+/// Deepest nesting that [`sorted`] follows. Real facts have a handful of levels; a hostile node must not spend our stack.
+const DEPTH_MAX: usize = 64;
+
+/// Reads an object.
+///
+/// # Errors
+///
+/// serde's, if it is none.
+#[inline(never)]
+pub(crate) fn fields(value: &RawValue) -> serde_json::Result<Fields<'_>> {
+    serde_json::from_str(value.get())
+}
+
+#[inline(never)]
+fn list(value: &RawValue) -> serde_json::Result<Vec<&RawValue>> {
+    serde_json::from_str(value.get())
+}
+
+/// Reads a string.
+///
+/// # Errors
+///
+/// serde's, if it is none.
+#[inline(never)]
+pub(crate) fn text(value: &RawValue) -> serde_json::Result<Cow<'_, str>> {
+    // `Cow` alone would always copy.
+    #[derive(Deserialize)]
+    #[serde(transparent)]
+    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+    let Text(text) = serde_json::from_str(value.get())?;
+    Ok(text)
+}
+
+/// Writes `fields` as compact JSON with the keys of every object sorted. Numbers keep all their digits.
+///
+/// # Errors
+///
+/// [`SortError`].
+pub(crate) fn sorted(fields: &Fields<'_>) -> Result<String, SortError> {
+    let mut out = Vec::with_capacity(1024);
+    push_object(&mut out, fields, DEPTH_MAX)?;
+    Ok(String::from_utf8(out).expect("made of JSON texts"))
+}
+
+fn push_object(out: &mut Vec<u8>, fields: &Fields<'_>, depth: usize) -> Result<(), SortError> {
+    out.push(b'{');
+    for (n, (key, value)) in fields.iter().enumerate() {
+        if n > 0 {
+            out.push(b',');
+        }
+        push_string(out, key);
+        out.push(b':');
+        push_value(out, value, depth)?;
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn push_value(out: &mut Vec<u8>, value: &RawValue, depth: usize) -> Result<(), SortError> {
+    let depth = depth.checked_sub(1).ok_or(SortError::TooDeep)?;
+    match value.get().as_bytes().first() {
+        Some(b'{') => push_object(out, &fields(value)?, depth),
+        Some(b'[') => {
+            out.push(b'[');
+            for (n, item) in list(value)?.into_iter().enumerate() {
+                if n > 0 {
+                    out.push(b',');
+                }
+                push_value(out, item, depth)?;
+            }
+            out.push(b']');
+            Ok(())
+        }
+        // Read and written again: an unread string may hold half a surrogate pair, which helpers can't read.
+        Some(b'"') => {
+            push_string(out, &text(value)?);
+            Ok(())
+        }
+        _ => {
+            out.extend_from_slice(value.get().as_bytes());
+            Ok(())
+        }
+    }
+}
+
+/// Why JSON can't be sorted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SortError {
+    /// Some part of it is not what it seemed to be.
+    Json(JsonError),
+    /// It is nested too deeply.
+    TooDeep,
+}
+
+impl From<serde_json::Error> for SortError {
+    fn from(error: serde_json::Error) -> SortError {
+        SortError::Json(error.into())
+    }
+}
+
+impl fmt::Display for SortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SortError::Json(error) => write!(f, "{error}"),
+            SortError::TooDeep => f.write_str("nested too deeply"),
+        }
+    }
+}
+
+impl std::error::Error for SortError {}
 
 /// Writes `text` as a JSON string, quotes included, to the end of `out`.
 pub(crate) fn push_string(out: &mut Vec<u8>, text: &str) {
@@ -63,6 +184,56 @@ pub fn excerpt(text: &str, chars_max: usize) -> String {
         out.push('…');
     }
     out
+}
+
+/// JSON that is meant to use up the stack of whoever reads it.
+#[cfg(test)]
+pub(crate) mod hostile {
+    use std::thread;
+
+    /// Less than any thread of ours has.
+    const STACK_BYTES: usize = 256 << 10;
+
+    /// Runs `read` where deep nesting would end the process.
+    pub(crate) fn on_a_small_stack(read: impl FnOnce() + Send + 'static) {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(read).unwrap();
+        thread.join().unwrap();
+    }
+
+    /// Values of at most `bytes_max` bytes, nested as deep as that allows.
+    ///
+    /// serde_json's own tree takes an object with one of its private keys for something else, and may read the text in it
+    /// as JSON from nesting level zero again.
+    pub(crate) fn values(bytes_max: usize) -> Vec<String> {
+        let mut values = Vec::new();
+        for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
+            for levels in [60, 120, 10_000] {
+                let value = format!("{}1{}", open.repeat(levels), close.repeat(levels));
+                values.extend((value.len() <= bytes_max).then_some(value));
+            }
+            values.push(open.repeat(bytes_max / open.len()));
+            for key in ["RawValue", "Number"] {
+                for levels in [0, 60, 120] {
+                    values.push(text_in_text(key, open, close, levels, bytes_max));
+                }
+            }
+        }
+        values
+    }
+
+    fn text_in_text(key: &str, open: &str, close: &str, levels: usize, bytes_max: usize) -> String {
+        let mut value = "1".to_owned();
+        loop {
+            let inner = format!("{}{value}{}", open.repeat(levels), close.repeat(levels));
+            // Escaped in this way, the next level needs five more characters for each of these and not twice as many.
+            let inner = inner.replace('\\', "\\u005c").replace('"', "\\u0022");
+            let next = format!(r#"{{"$serde_json::private::{key}":"{inner}"}}"#);
+            if next.len() > bytes_max {
+                return value;
+            }
+            value = next;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -205,6 +205,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::protocol::json::hostile;
 
     fn recorded() -> Vec<(String, String)> {
         let captures = [
@@ -357,5 +358,23 @@ mod tests {
                 assert!(read_event(&bytes).is_err(), "cut off");
             }
         }
+    }
+
+    #[test]
+    fn survives_any_nesting() {
+        hostile::on_a_small_stack(|| {
+            for value in hostile::values(EVENT_BYTES_MAX - 200) {
+                let _ = read_event(value.as_bytes());
+                for key in ["protocol", "specversion", "source", "data", "timestamp", "other"] {
+                    let plain = format!(
+                        r#"{{"id":"a","protocol":"io.choria.lifecycle.v1.startup","{key}":{value}}}"#
+                    );
+                    let cloud = format!(
+                        r#"{{"specversion":"1.0","source":"io.choria.lifecycle","data":{plain}}}"#
+                    );
+                    let _ = (read_event(plain.as_bytes()), read_event(cloud.as_bytes()));
+                }
+            }
+        });
     }
 }

@@ -404,6 +404,9 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    use ed25519_dalek::SigningKey;
+
+    use super::json::hostile;
     use super::*;
 
     #[test]
@@ -477,5 +480,58 @@ mod tests {
         let id = event_id();
         let lengths: Vec<usize> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
+    }
+
+    #[test]
+    fn survives_any_nesting_in_every_layer_of_a_reply() {
+        hostile::on_a_small_stack(|| {
+            let key = SigningKey::from_bytes(&[7; 32]);
+            let identity = Identity::parse("provisioner.example.net").unwrap();
+            let sender = Sender { identity, caller: "choria=provisioner".to_owned() };
+            let codecs = [
+                Codec::V1(v1::Codec::insecure(sender.clone())),
+                Codec::V2(v2::Codec::new(sender, v2::Signer::new("a.b.c", key))),
+            ];
+            for value in hostile::values(40_000) {
+                for codec in &codecs {
+                    for payload in replies_with(codec, &value) {
+                        codec.decode_reply(payload.as_bytes()).unwrap_err();
+                    }
+                }
+            }
+        });
+    }
+
+    /// Replies with `value` as each of their documents, and as each field of these.
+    fn replies_with(codec: &Codec, value: &str) -> Vec<String> {
+        let (prefix, inner) = match codec {
+            Codec::V1(_) => ("choria:", "message"),
+            Codec::V2(_) => ("io.choria.protocol.v2.", "reply"),
+        };
+        let name = |layer: &str| match codec {
+            Codec::V1(_) => format!("{prefix}{layer}:1").replace("secure_reply", "secure:reply"),
+            Codec::V2(_) => format!("{prefix}{layer}"),
+        };
+        let transport = |secure: &str| {
+            let (protocol, data) = (name("transport"), STANDARD.encode(secure));
+            format!(r#"{{"protocol":"{protocol}","data":"{data}","headers":{{}}}}"#)
+        };
+        let secure = |reply: &str| {
+            let hash = STANDARD.encode(sha256(reply.as_bytes()));
+            let reply = match codec {
+                Codec::V1(_) => serde_json::to_string(reply).unwrap(),
+                Codec::V2(_) => format!(r#""{}""#, STANDARD.encode(reply)),
+            };
+            let protocol = name("secure_reply");
+            format!(r#"{{"protocol":"{protocol}","{inner}":{reply},"hash":"{hash}"}}"#)
+        };
+        let with =
+            |layer: &str, key: &str| format!(r#"{{"protocol":"{}","{key}":{value}}}"#, name(layer));
+        let mut payloads = vec![value.to_owned(), transport(value), transport(&secure(value))];
+        payloads.extend(["data", "headers", "x"].map(|key| with("transport", key)));
+        payloads.extend([inner, "hash", "x"].map(|key| transport(&with("secure_reply", key))));
+        let fields = ["message", "envelope", "request", "sender", "time", "x"];
+        payloads.extend(fields.map(|key| transport(&secure(&with("reply", key)))));
+        payloads
     }
 }

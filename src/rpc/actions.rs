@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::protocol::json::{JsonError, Object, excerpt, push_string};
+use crate::protocol::json::{self, JsonError, Object, SortError, excerpt};
 
 /// What we can ask of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -269,13 +269,17 @@ impl Call for Inventory {
     }
 
     fn read(data: &RawValue) -> Result<InventoryReply, BadReply> {
-        let mut fields = object(data)?;
+        let mut fields = json::fields(data).map_err(data_error)?;
         let version = fields.get("version").ok_or(BadReply::Missing { field: "version" })?;
-        let version = text(version)?.into_owned();
+        let version = json::text(version).map_err(data_error)?.into_owned();
         // The original fills in this one output, and helpers may rely on it.
         let upgradable = *fields.entry("upgradable".to_owned()).or_insert(RawValue::FALSE);
         let upgradable = serde_json::from_str(upgradable.get()).map_err(data_error)?;
-        Ok(InventoryReply { data: sorted(&fields)?, version, upgradable })
+        let data = json::sorted(&fields).map_err(|error| match error {
+            SortError::Json(error) => BadReply::Data(error),
+            SortError::TooDeep => BadReply::TooDeep,
+        })?;
+        Ok(InventoryReply { data, version, upgradable })
     }
 }
 
@@ -406,84 +410,6 @@ fn hex<const N: usize>(field: &'static str, text: &str) -> Result<[u8; N], BadRe
     Ok(bytes)
 }
 
-/// The fields of an object, sorted, their values unread. Of a field given twice the last one counts, as in Go.
-type Fields<'a> = BTreeMap<String, &'a RawValue>;
-
-/// Deepest nesting of an inventory. Real facts have a handful of levels; a hostile node must not spend our stack.
-const INVENTORY_DEPTH_MAX: usize = 64;
-
-#[inline(never)]
-fn object(value: &RawValue) -> Result<Fields<'_>, BadReply> {
-    serde_json::from_str(value.get()).map_err(data_error)
-}
-
-#[inline(never)]
-fn list(value: &RawValue) -> Result<Vec<&RawValue>, BadReply> {
-    serde_json::from_str(value.get()).map_err(data_error)
-}
-
-#[inline(never)]
-fn text(value: &RawValue) -> Result<Cow<'_, str>, BadReply> {
-    // `Cow` alone would always copy.
-    #[derive(Deserialize)]
-    #[serde(transparent)]
-    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-    let Text(text) = serde_json::from_str(value.get()).map_err(data_error)?;
-    Ok(text)
-}
-
-/// Writes `fields` as compact JSON with the keys of every object sorted.
-///
-/// Not by way of `serde_json::Value`: with raw values and exact numbers switched on, a certain key of an object makes
-/// it read text as JSON from nesting level zero again, and a node could build trees of any depth.
-fn sorted(fields: &Fields<'_>) -> Result<String, BadReply> {
-    let mut out = Vec::with_capacity(1024);
-    push_object(&mut out, fields, INVENTORY_DEPTH_MAX)?;
-    Ok(String::from_utf8(out).expect("made of JSON texts"))
-}
-
-fn push_object(out: &mut Vec<u8>, fields: &Fields<'_>, depth: usize) -> Result<(), BadReply> {
-    out.push(b'{');
-    for (n, (key, value)) in fields.iter().enumerate() {
-        if n > 0 {
-            out.push(b',');
-        }
-        push_string(out, key);
-        out.push(b':');
-        push_value(out, value, depth)?;
-    }
-    out.push(b'}');
-    Ok(())
-}
-
-fn push_value(out: &mut Vec<u8>, value: &RawValue, depth: usize) -> Result<(), BadReply> {
-    let depth = depth.checked_sub(1).ok_or(BadReply::TooDeep)?;
-    match value.get().as_bytes().first() {
-        Some(b'{') => push_object(out, &object(value)?, depth),
-        Some(b'[') => {
-            out.push(b'[');
-            for (n, item) in list(value)?.into_iter().enumerate() {
-                if n > 0 {
-                    out.push(b',');
-                }
-                push_value(out, item, depth)?;
-            }
-            out.push(b']');
-            Ok(())
-        }
-        // Read and written again: an unread string may hold half a surrogate pair, which helpers can't read.
-        Some(b'"') => {
-            push_string(out, &text(value)?);
-            Ok(())
-        }
-        // A number keeps all its digits.
-        _ => {
-            out.extend_from_slice(value.get().as_bytes());
-            Ok(())
-        }
-    }
-}
-
 /// The body of a reply.
 #[derive(Debug, Clone)]
 pub struct Body {
@@ -596,6 +522,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::protocol::json::hostile;
     use crate::rpc::testing::good_body;
 
     type Messages = BTreeMap<String, String>;
@@ -860,6 +787,25 @@ mod tests {
         let body =
             format!(r#"{{"action":"inventory","statuscode":0,"statusmsg":"OK","data":{deep}"#);
         assert!(Body::parse(&body).is_err());
+    }
+
+    #[test]
+    fn survives_any_nesting() {
+        hostile::on_a_small_stack(|| {
+            for value in hostile::values(100_000) {
+                let _ = Body::parse(&value);
+                for key in ["action", "statuscode", "statusmsg", "data", "other"] {
+                    let body = format!(r#"{{"action":"a","statuscode":0,"{key}":{value}}}"#);
+                    let _ = Body::parse(&body);
+                }
+                for key in ["facts", "version", "upgradable", "jwt", "nonce", "csr", "message"] {
+                    let data = format!(r#"{{"version":"v","{key}":{value}}}"#);
+                    let Ok(data) = RawValue::from_string(data) else { continue };
+                    let _ = (Inventory::read(&data), Jwt::read(&data), Gen25519::read(&data));
+                    let _ = (GenCsr::read(&data), Configure::read(&data));
+                }
+            }
+        });
     }
 
     #[test]

@@ -575,6 +575,7 @@ fn push_number(out: &mut Vec<u8>, mut number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::json::hostile;
 
     /// Every operation once, with the odd spellings brokers may use.
     const STREAM: &[u8] = b"INFO {\"server_name\":\"a\",\"max_payload\":1048576} \r\n\
@@ -923,5 +924,17 @@ mod tests {
     fn headers(block: &[u8], expected: Option<Headers>) {
         let expected = expected.ok_or(BadHeaders);
         assert_eq!(Headers::parse(block), expected, "{:?}", String::from_utf8_lossy(block));
+    }
+
+    #[test]
+    fn survives_any_nesting_in_info() {
+        hostile::on_a_small_stack(|| {
+            for value in hostile::values(40_000) {
+                let _ = Info::parse(value.as_bytes());
+                for key in ["server_name", "max_payload", "headers", "connect_urls", "other"] {
+                    let _ = Info::parse(format!(r#"{{"{key}":{value}}}"#).as_bytes());
+                }
+            }
+        });
     }
 }
