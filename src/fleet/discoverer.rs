@@ -164,7 +164,8 @@ impl Setup {
             Err(DiscoveryError::Aborted) => {}
             Err(DiscoveryError::Send(error)) => {
                 self.metrics.discovery_errors.inc();
-                log::error!(component = "discovery"; "Could not discover nodes: {}", error.0);
+                // The connection says what is wrong, and the next discovery follows soon.
+                log::warn!(component = "discovery"; "Could not discover nodes: {}", error.0);
             }
         }
         self.roster.measure();
