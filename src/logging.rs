@@ -5,6 +5,7 @@
 //! act upon is escaped everywhere: much of what we log was written by a node nobody trusts yet.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -55,8 +56,8 @@ impl fmt::Display for LogError {
     }
 }
 
-impl std::error::Error for LogError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl Error for LogError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             LogError::Open { source, .. } | LogError::Standard(source) => Some(source),
             LogError::Twice => None,
@@ -122,6 +123,17 @@ impl Log {
             && self.sink.file.lock().is_some()
             && log::max_level() >= LevelFilter::Error
     }
+}
+
+/// An error and all its causes, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn open(path: &Path) -> Result<File, LogError> {
@@ -476,7 +488,10 @@ mod tests {
         // A directory in its place can't be opened: the old file stays in use.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(log.reopen().is_err());
+        let error = log.reopen().unwrap_err();
+        let expected =
+            format!("cannot open log file {}: Is a directory (os error 21)", path.display());
+        assert_eq!(chain(&error), expected);
         sink.write_all(b"four\n").unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
     }

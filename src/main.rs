@@ -9,7 +9,7 @@ use choria_provisioner::cli::{self, Invocation, PROGRAM, Run, VERSION};
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::{self, Surroundings};
 use choria_provisioner::fleet::{self, Setup};
-use choria_provisioner::logging::Log;
+use choria_provisioner::logging::{Log, chain};
 use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::pidfile::PidFile;
 use choria_provisioner::shutdown::Signals;
@@ -105,16 +105,6 @@ fn tell(log: &Log, error: &dyn Error) {
     if !log.shows_errors() {
         eprintln!("{PROGRAM}: error: {text}");
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn is_denied(error: &(dyn Error + 'static)) -> bool {

@@ -28,7 +28,6 @@ pub mod seldom;
 mod simulation;
 pub mod worker;
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::panic;
@@ -54,7 +53,7 @@ use crate::fleet::worker::Workers;
 use crate::fleet::worker::rate::RateLimit;
 use crate::gate::{Gate, Reason};
 use crate::helper::{self, Helper};
-use crate::logging::Log;
+use crate::logging::{Log, chain};
 use crate::metrics::Metrics;
 use crate::node;
 use crate::ops::http::{Monitor, Readiness};
@@ -350,7 +349,7 @@ impl Main {
                 }
                 recv(signals.reopen) -> _ => match log.reopen() {
                     Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
-                    Err(error) => log::error!(component = "provisioner"; "Going on with the old log: {error}"),
+                    Err(error) => log::error!(component = "provisioner"; "Going on with the old log: {}", chain(&error)),
                 },
             }
         }
@@ -460,9 +459,7 @@ impl Tokens {
             }
             Err(error) => {
                 if self.failed.now(Instant::now()).is_some() {
-                    let cause =
-                        error.source().map_or_else(String::new, |cause| format!(": {cause}"));
-                    log::error!(component = "provisioner"; "No node gets a server JWT: {error}{cause}");
+                    log::error!(component = "provisioner"; "No node gets a server JWT: {}", chain(&error));
                 }
             }
         }
