@@ -84,6 +84,26 @@ impl ProvisioningToken {
         &self.claims.ou
     }
 
+    /// What is strange about it, when `provisioning_token` is the one we send to nodes.
+    pub fn doubts(&self, provisioning_token: &str) -> Vec<Doubt> {
+        let mut doubts = Vec::new();
+        if self.standard.exp.is_none() {
+            doubts.push(Doubt::NeverExpires);
+        }
+        if !self.claims.cht.is_empty() && self.claims.cht != provisioning_token {
+            doubts.push(Doubt::OtherToken);
+        }
+        doubts
+    }
+
+    /// What is strange about it, when its holder gets a server JWT of the organization `ours`.
+    pub fn organization_doubt(&self, ours: &str) -> Option<Doubt> {
+        (ours != self.claims.ou).then(|| Doubt::OtherOrganization {
+            theirs: json::excerpt(&self.claims.ou, 100),
+            ours: ours.to_owned(),
+        })
+    }
+
     /// Whether nodes that hold this token provision unless their configuration says otherwise.
     pub fn is_provisioning_default(&self) -> bool {
         self.claims.chpd
@@ -144,6 +164,36 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
+/// What is strange about a provisioning JWT, and no reason to refuse it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Doubt {
+    /// It is valid for ever.
+    NeverExpires,
+    /// It names another provisioning token than ours, which the node took all the same.
+    OtherToken,
+    /// It belongs to another organization than the server JWT that the node will get.
+    OtherOrganization {
+        /// The one it names.
+        theirs: String,
+        /// The one we sign for.
+        ours: String,
+    },
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Doubt::NeverExpires => {
+                f.write_str("it never expires, so whoever gets hold of it can use it for ever")
+            }
+            Doubt::OtherToken => f.write_str("it is for another provisioning token than `token`"),
+            Doubt::OtherOrganization { theirs, ours } => {
+                write!(f, "it is of organization {theirs:?}, and server JWTs are of {ours:?}")
+            }
+        }
+    }
+}
+
 /// Why a node's provisioning JWT was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -184,6 +234,7 @@ mod tests {
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+    use super::Doubt;
     use super::ProvisioningToken;
     use crate::jwt::VerifyKey;
     use crate::jwt::testing::{self, NOW};
@@ -226,6 +277,24 @@ mod tests {
         assert_eq!(token.expires(), Some(2_051_222_400));
         assert!(token.is_provisioning_default());
         assert!(!format!("{token:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn doubts_what_the_original_takes_without_a_word() {
+        let token = ProvisioningToken::verify(BY_ISSUER, &testing::ed25519_key(), NOW).unwrap();
+        assert_eq!(token.doubts("s3cret"), []);
+        assert_eq!(token.doubts("other"), [Doubt::OtherToken]);
+        assert_eq!(token.doubts(""), [Doubt::OtherToken]);
+        assert_eq!(token.organization_doubt("choria"), None);
+        let (theirs, ours) = ("choria".to_owned(), "acme".to_owned());
+        let other = Doubt::OtherOrganization { theirs, ours };
+        assert_eq!(token.organization_doubt("acme"), Some(other));
+        let bare = testing::ed25519(
+            r#"{"alg":"EdDSA","typ":"JWT"}"#,
+            r#"{"purpose":"choria_provisioning"}"#,
+        );
+        let token = ProvisioningToken::verify(&bare, &testing::ed25519_key(), NOW).unwrap();
+        assert_eq!(token.doubts("s3cret"), [Doubt::NeverExpires]);
     }
 
     #[test]

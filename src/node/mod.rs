@@ -13,7 +13,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -26,6 +26,7 @@ use crate::config::signing::SigningError;
 use crate::config::{Config, Enrollment, VerifyKeySource};
 use crate::gate::{Closed, Gate, Reason, Term};
 use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
+use crate::jwt::provisioning::Doubt;
 use crate::jwt::server::{IssueError, Issued};
 use crate::jwt::{KeyError, VerifyKey};
 use crate::metrics::Metrics;
@@ -165,6 +166,9 @@ impl Node<'_> {
         if let Some(token) = verified.token() {
             let (node, jwt_id) = (self.identity.as_str(), token.id());
             log::debug!(component = node, node, jwt_id; "Verified the provisioning JWT of {node}");
+            for doubt in token.doubts(config.token.expose()) {
+                self.doubt(&doubt);
+            }
         }
         Ok(verified)
     }
@@ -173,6 +177,10 @@ impl Node<'_> {
     /// it the node need not make one, nor the helper be asked.
     fn prove(&mut self, verified: Verified) -> Result<Keyed, Error> {
         let signer = self.signer()?;
+        let ours = signer.issuer.organization();
+        if let Some(doubt) = verified.token().and_then(|token| token.organization_doubt(ours)) {
+            self.doubt(&doubt);
+        }
         let token = self.context.config.token.expose();
         let answer = self.attempt.call(
             &mut |_| Challenge::new(random_bytes(), token),
@@ -424,6 +432,18 @@ impl Node<'_> {
         seconds.observe(took.as_secs_f64());
         self.steps.push((name, took));
         result
+    }
+
+    /// Says what is strange about the node's provisioning JWT.
+    fn doubt(&self, doubt: &Doubt) {
+        // One token serves a fleet, and this is true of it until it is replaced.
+        static SAID: Once = Once::new();
+        let node = self.identity.as_str();
+        let say = || log::warn!(component = node, node; "The provisioning JWT of {node}: {doubt}");
+        match doubt {
+            Doubt::NeverExpires => SAID.call_once(say),
+            Doubt::OtherToken | Doubt::OtherOrganization { .. } => say(),
+        }
     }
 
     fn warn(&self, warning: &dyn fmt::Display) {
