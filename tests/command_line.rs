@@ -97,6 +97,17 @@ fn a_monitor_port_in_use_ends_with_1_before_any_work() {
 }
 
 #[test]
+fn standard_error_gets_the_log_if_it_shall() {
+    let site = Site::new(&format!("{GOOD}logfile: stderr\n"));
+    let output = site.command().args(["--pid", "/nowhere/pid"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let said = stderr(&output);
+    assert!(said.contains("level=error msg=\"cannot write pid file /nowhere/pid: "), "{said}");
+    assert_eq!(said.matches("/nowhere/pid").count(), 1, "said once: {said}");
+}
+
+#[test]
 fn an_error_is_shown_where_the_log_is_not() {
     let site = Site::new(&format!("{GOOD}logfile: discard\n"));
     let output = site.command().args(["--pid", "/nowhere/pid"]).output().unwrap();

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::clock::unix_time;
-use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
 use crate::config::duration::words;
 use crate::config::report::Report;
