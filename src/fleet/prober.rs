@@ -212,7 +212,7 @@ impl Prober {
     }
 
     fn hear(&mut self, arrival: Arrival) {
-        let Arrival { id, at, answer } = arrival;
+        let Arrival { id, at, answer, .. } = arrival;
         match answer {
             Answer::NoResponders => {
                 if let Some(key) = self.core.no_responders(id, at) {
@@ -223,7 +223,7 @@ impl Prober {
                 let bytes = payload.len();
                 if let Heard::Late { identity, answer } = self.core.answered(id, payload, bytes, at)
                 {
-                    let arrival = Arrival { id, at, answer: Answer::Payload(answer) };
+                    let arrival = Arrival::new(id, at, Answer::Payload(answer));
                     self.hear_late(&identity, &arrival);
                 }
             }
@@ -260,7 +260,7 @@ impl Prober {
             let (registration, inventory) = match taken.held {
                 Some((id, registration, payload)) if !is_old => {
                     let (at, answer) = (taken.answered_at, Answer::Payload(payload));
-                    (Some(registration), Some(Arrival { id, at, answer }))
+                    (Some(registration), Some(Arrival::new(id, at, answer)))
                 }
                 _ => (None, None),
             };

@@ -20,7 +20,7 @@ pub(crate) mod testing;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender as Channel, bounded};
@@ -47,8 +47,14 @@ const ANSWERS_MAX: u32 = 8;
 /// Largest answer passed on after the first one, in bytes: a flood must not fill the memory.
 const FURTHER_ANSWER_BYTES_MAX: usize = 64 << 10;
 
+/// Bytes of all answers that wait to be heard, whoever they are for: thousands of ordinary inventories.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of all second answers that are kept. Thousands of requests may be open, and anyone can answer each of them twice.
+const SECONDS_BYTES_MAX: usize = 16 << 20;
+
 /// What came for one request.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Arrival {
     /// The request it is addressed to. What is inside may say otherwise.
     pub id: RequestId,
@@ -56,6 +62,15 @@ pub struct Arrival {
     pub at: Instant,
     /// The bytes, or the news that there won't be any.
     pub answer: Answer,
+    /// Its part of the bound it was taken in under; given back when it is taken apart.
+    _room: Option<Room>,
+}
+
+impl Arrival {
+    /// One that waits in no queue.
+    pub fn new(id: RequestId, at: Instant, answer: Answer) -> Arrival {
+        Arrival { id, at, answer, _room: None }
+    }
 }
 
 /// Something came.
@@ -99,6 +114,22 @@ struct Shared {
     pending: Mutex<HashMap<RequestId, Arc<Entry>>>,
     metrics: Arc<Metrics>,
     late_finds: Channel<Identity>,
+    /// For answers that wait to be heard.
+    waiting: Arc<Bound>,
+    /// For second answers that are kept.
+    seconds: Arc<Bound>,
+}
+
+/// A bound on bytes that many share.
+struct Bound {
+    used: AtomicUsize,
+    max: usize,
+}
+
+/// A part of a bound, given back when this is dropped.
+struct Room {
+    bytes: usize,
+    of: Arc<Bound>,
 }
 
 /// A request whose answers somebody wants.
@@ -110,8 +141,15 @@ struct Entry {
 
 struct Route {
     sink: Sink,
-    /// A copy of the second answer: who takes the request over must see it, and whoever has it now looks at the first only.
-    second: Option<Arrival>,
+    /// The second answer: who takes the request over must see it, and whoever has it now looks at the first only.
+    second: Option<Second>,
+}
+
+enum Second {
+    /// A copy of it.
+    Kept(Arrival),
+    /// There was one, and no room for a copy.
+    Lost,
 }
 
 /// Where answers go.
@@ -156,6 +194,8 @@ impl Rpc {
             pending: Mutex::new(HashMap::new()),
             metrics,
             late_finds: late_sender,
+            waiting: Bound::new(WAITING_BYTES_MAX),
+            seconds: Bound::new(SECONDS_BYTES_MAX),
         });
         let reader = shared.clone();
         let subscription = transport.subscribe(
@@ -318,7 +358,7 @@ impl Shared {
         id: RequestId,
         entry: &Entry,
         sink: &Channel<Arrival>,
-        second: &mut Option<Arrival>,
+        second: &mut Option<Second>,
         message: Message,
     ) {
         let answer = if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
@@ -330,11 +370,15 @@ impl Shared {
         let before = entry.answers.fetch_add(1, Ordering::Relaxed);
         let bytes_max = if before == 0 { REPLY_BYTES_MAX } else { FURTHER_ANSWER_BYTES_MAX };
         let fits = before < ANSWERS_MAX && bytes <= bytes_max;
-        let arrival = Arrival { id, at: Instant::now(), answer };
+        let at = Instant::now();
         if fits && before == 1 {
-            *second = Some(arrival.clone());
+            *second = Some(match self.seconds.take(bytes) {
+                None => Second::Lost,
+                room => Second::Kept(Arrival { id, at, answer: answer.clone(), _room: room }),
+            });
         }
-        if !fits || sink.try_send(arrival).is_err() {
+        let room = if fits { self.waiting.take(bytes) } else { None };
+        if room.is_none() || sink.try_send(Arrival { id, at, answer, _room: room }).is_err() {
             // Whoever waits must know that something was said that nobody heard: it may have been the truth.
             entry.flooded.store(true, Ordering::Release);
             self.count(Unexpected::Overflow);
@@ -343,6 +387,31 @@ impl Shared {
 
     fn count(&self, kind: Unexpected) {
         self.metrics.unexpected_replies.with_label_values(&[kind.label()]).inc();
+    }
+}
+
+impl Bound {
+    fn new(max: usize) -> Arc<Bound> {
+        Arc::new(Bound { used: AtomicUsize::new(0), max })
+    }
+
+    fn take(self: &Arc<Bound>, bytes: usize) -> Option<Room> {
+        let room = Room { bytes, of: self.clone() };
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // Too much is given back at once.
+        (used <= self.max).then_some(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.of.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({} bytes)", self.bytes)
     }
 }
 
@@ -365,10 +434,11 @@ impl Registration {
         let mut route = self.entry.route.lock();
         let lost = match route.second.take() {
             // The second one is kept; whether a third one said the same, nobody knows.
-            Some(second) => {
+            Some(Second::Kept(second)) => {
                 let answers = self.entry.answers.load(Ordering::Relaxed);
                 sink.try_send(second).is_err() || answers > 2
             }
+            Some(Second::Lost) => true,
             None => false,
         };
         self.entry.flooded.fetch_or(lost, Ordering::Release);
@@ -652,6 +722,43 @@ mod tests {
     }
 
     #[test]
+    fn answers_to_many_requests_fill_a_bounded_part_of_the_memory() {
+        let net = Net::new();
+        let (sink, arrivals) = bounded(10_000);
+        let large = vec![0; FURTHER_ANSWER_BYTES_MAX];
+        let ask = || net.rpc.send(&node(), Action::Inventory, "{}", &sink).unwrap();
+
+        let many = WAITING_BYTES_MAX / large.len();
+        let registrations: Vec<Registration> = (0..=many).map(|_| ask()).collect();
+        let asked = net.asked();
+        for asked in &asked {
+            net.memory.deliver_message(asked.raw(large.clone()));
+        }
+        assert_eq!(arrivals.len(), many);
+        assert_eq!(net.unexpected("overflow"), 1);
+        assert!(registrations[many].is_flooded() && !registrations[many - 1].is_flooded());
+        // Whoever hears them makes room.
+        arrivals.try_iter().for_each(drop);
+        net.memory.deliver_message(asked[many].raw(large.clone()));
+        assert_eq!(arrivals.len(), 1);
+        arrivals.try_iter().for_each(drop);
+
+        let many = SECONDS_BYTES_MAX / large.len();
+        for asked in &asked[..=many] {
+            net.memory.deliver_message(asked.raw(large.clone()));
+            arrivals.try_iter().for_each(drop);
+        }
+        let (other, others) = bounded(1);
+        registrations[many].redirect(&other);
+        assert!(others.is_empty() && registrations[many].is_flooded(), "it was not kept");
+        registrations[0].redirect(&other);
+        assert!(others.len() == 1 && !registrations[0].is_flooded());
+        drop((registrations, other, others));
+        assert_eq!(net.rpc.shared.seconds.used.load(Ordering::Relaxed), 0);
+        assert_eq!(net.rpc.shared.waiting.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn says_so_when_answers_are_lost() {
         let net = Net::new();
         let (sink, arrivals) = bounded(100);
@@ -694,7 +801,7 @@ mod tests {
         let body = good_body(Action::Jwt);
         let good = payload(NODE, id.as_str(), &body);
         let read = |payload: Vec<u8>| {
-            let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+            let arrival = Arrival::new(id, Instant::now(), Answer::Payload(payload));
             net.rpc.read(&node(), Action::Jwt, &arrival)
         };
         assert!(read(good.clone()).is_ok());
@@ -724,7 +831,7 @@ mod tests {
         let id = RequestId::random();
         for body in ["", "pong", "[]", "{}", &good_body(Action::Restart)] {
             let payload = payload(NODE, id.as_str(), body);
-            let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+            let arrival = Arrival::new(id, Instant::now(), Answer::Payload(payload));
             let error = net.rpc.read(&node(), Action::Jwt, &arrival).unwrap_err();
             assert!(matches!(error, RpcError::BadReply(_)), "{body}: {error:?}");
         }
@@ -743,7 +850,7 @@ mod tests {
                     let at = random.usize(..payload.len());
                     payload[at] = random.u8(..);
                 }
-                let arrival = Arrival { id, at: Instant::now(), answer: Answer::Payload(payload) };
+                let arrival = Arrival::new(id, Instant::now(), Answer::Payload(payload));
                 if let Ok(body) = net.rpc.read(&node(), Action::Jwt, &arrival) {
                     assert_eq!(answer["statuscode"].as_u64(), Some(u64::from(body.code)));
                 }
