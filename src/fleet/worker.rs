@@ -34,6 +34,8 @@ use crate::shutdown::Never;
 pub const SEATS_PER_PERMIT: usize = 8;
 /// JSON nested as deep as the parser allows must fit, also without optimisation; untouched pages cost nothing.
 const STACK_BYTES: usize = 1 << 20;
+/// How long the system is not asked for another thread after it had none.
+const NO_THREAD_WAIT: Duration = Duration::from_secs(1);
 /// A fault of ours that stops every node must be seen by an operator, but not once a node.
 const OUR_FAULT_LOG: Duration = Duration::from_secs(60);
 
@@ -52,10 +54,8 @@ pub struct Job {
 /// All workers: their seats, their threads and the way to them. Owned by whoever hands out the nodes.
 pub struct Workers {
     seats: Arc<Seats>,
-    worker: Worker,
     jobs: Sender<Job>,
-    threads: Vec<JoinHandle<()>>,
-    threads_failed: Seldom,
+    crew: Crew,
 }
 
 impl Workers {
@@ -75,51 +75,78 @@ impl Workers {
         let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT);
         // As many as there can be seats, so handing out a node never waits.
         let (jobs, waiting) = bounded(seats_max);
-        let permits = Permits::new(active_max, seats_max);
-        let seats = Arc::new(Seats::new(permits, freed, abort, metrics.clone()));
+        let seats = Arc::new(Seats::new(active_max, seats_max, freed, abort, metrics.clone()));
         let our_faults = Arc::new(OurFaults::new());
         let worker = Worker { jobs: waiting, context, done, metrics, our_faults };
-        let threads_failed = Seldom::every(Duration::from_secs(1));
-        let mut workers = Workers { seats, worker, jobs, threads: Vec::new(), threads_failed };
-        workers.start_thread()?;
-        Ok(workers)
+        let start = Box::new(move |name| {
+            let worker = worker.clone();
+            let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
+            builder.spawn(move || worker.run())
+        });
+        let mut crew = Crew { threads: Vec::new(), start, not_before: None };
+        crew.grow()?;
+        Ok(Workers { seats, jobs, crew })
     }
 
-    /// A permit and a seat for one more node, if there are any. When all seats are used up, the longest silent node is
-    /// given up for it.
-    pub fn permit(&self, deadline: Instant) -> Option<Permit> {
+    /// A permit and a seat for one more node, if there are any, and a thread for it. When all seats are used up, the
+    /// longest silent node is given up for it.
+    pub fn permit(&mut self, deadline: Instant) -> Option<Permit> {
+        self.crew.meet(&self.seats, Instant::now());
         self.seats.permit(deadline)
     }
 
-    /// Hands a node to a thread, a new one if all have one.
-    pub fn hand(&mut self, job: Job) {
-        let needed = self.seats.permits.lock().nodes_len();
-        if self.threads.len() < needed {
-            // Without a new thread the node waits until one of the others has ended its own.
-            if let Err(error) = self.start_thread()
-                && let Some(suppressed) = self.threads_failed.now(Instant::now())
-            {
-                log::warn!(component = "workers", suppressed; "Could not start another worker: {error}");
-            }
-        }
-        // There is room for all seats, and the receiving end lives in `self`.
+    /// Hands a node to the thread that its permit came with.
+    pub fn hand(&self, job: Job) {
+        // There is room for all seats, and threads receive for as long as there is a sender.
         drop(self.jobs.send(job));
     }
 
     /// Waits until all nodes in hand have ended.
     pub fn join(self) {
         drop(self.jobs);
-        for thread in self.threads {
+        for thread in self.crew.threads {
             // A panic there has ended the process already.
             drop(thread.join());
         }
     }
+}
 
-    fn start_thread(&mut self) -> io::Result<()> {
-        let worker = self.worker.clone();
+/// The threads. There is one for each node in hand, since a node that waited for one would keep its permit from nodes
+/// that have a thread and wait for a permit.
+struct Crew {
+    threads: Vec<JoinHandle<()>>,
+    /// Starts one with this name.
+    start: Box<dyn FnMut(String) -> io::Result<JoinHandle<()>> + Send>,
+    /// The system had no thread for us.
+    not_before: Option<Instant>,
+}
+
+impl Crew {
+    /// Sees to it that there is a thread for the next node. Without one there are no more seats than threads, for a while.
+    fn meet(&mut self, seats: &Seats, now: Instant) {
+        let (nodes, is_wanted) = {
+            let permits = seats.permits.lock();
+            (permits.nodes_len(), permits.could_take(seats.max))
+        };
+        if !is_wanted || self.threads.len() > nodes || self.not_before.is_some_and(|at| now < at) {
+            return;
+        }
+        self.not_before = None;
+        let limit = match self.grow() {
+            Ok(()) => seats.max,
+            Err(error) => {
+                self.not_before = Some(now + NO_THREAD_WAIT);
+                let len = self.threads.len();
+                log::warn!(component = "workers", threads = len; "Could not start another worker: {error}");
+                len
+            }
+        };
+        seats.permits.lock().limit(limit);
+    }
+
+    fn grow(&mut self) -> io::Result<()> {
         let name = format!("worker-{}", self.threads.len() + 1);
-        let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
-        self.threads.push(builder.spawn(move || worker.run())?);
+        self.threads.push((self.start)(name)?);
         Ok(())
     }
 }
@@ -229,6 +256,8 @@ impl OurFaults {
 
 /// What permits and workers share.
 struct Seats {
+    /// Seats when there are threads for all of them.
+    max: usize,
     permits: Mutex<Permits>,
     /// Locked after `permits` only.
     wakers: Mutex<HashMap<Seat, Waker>>,
@@ -246,13 +275,15 @@ struct Waker {
 
 impl Seats {
     fn new(
-        permits: Permits,
+        active_max: usize,
+        max: usize,
         freed: Sender<()>,
         abort: Receiver<Never>,
         metrics: Arc<Metrics>,
     ) -> Seats {
-        let (permits, wakers) = (Mutex::new(permits), Mutex::new(HashMap::new()));
-        Seats { permits, wakers, freed, abort, metrics }
+        let permits = Mutex::new(Permits::new(active_max, max));
+        let wakers = Mutex::new(HashMap::new());
+        Seats { max, permits, wakers, freed, abort, metrics }
     }
 
     fn permit(self: &Arc<Seats>, deadline: Instant) -> Option<Permit> {
@@ -363,8 +394,8 @@ mod tests {
     fn bench(active_max: usize, seats_max: usize) -> Bench {
         let (freed_tx, freed) = bounded(1);
         let (abort, aborted) = bounded(0);
-        let permits = Permits::new(active_max, seats_max);
-        let seats = Arc::new(Seats::new(permits, freed_tx, aborted, Metrics::new("test")));
+        let metrics = Metrics::new("test");
+        let seats = Arc::new(Seats::new(active_max, seats_max, freed_tx, aborted, metrics));
         Bench { seats, freed, abort: Some(abort) }
     }
 
@@ -441,5 +472,47 @@ mod tests {
         bench.abort = None;
         assert!(!patient.answered());
         drop(holder);
+    }
+
+    #[test]
+    fn no_node_is_taken_without_a_thread_so_that_none_keeps_its_permit_from_another() {
+        let bench = bench(4, 32);
+        let mut left = 2;
+        let start = Box::new(move |_| {
+            if left == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            left -= 1;
+            Ok(thread::spawn(|| {}))
+        });
+        let mut crew = Crew { threads: Vec::new(), start, not_before: None };
+        let now = Instant::now();
+        let permit = |crew: &mut Crew, now| {
+            crew.meet(&bench.seats, now);
+            bench.permit()
+        };
+        let mut first = permit(&mut crew, now).unwrap();
+        first.resting();
+        let mut second = permit(&mut crew, now).unwrap();
+        assert!(permit(&mut crew, now).is_none(), "two permits are free, and no thread is");
+        assert!(first.answered(), "nobody without a thread holds a permit");
+        // A silent node makes room, as when all seats are used.
+        second.silent();
+        assert!(permit(&mut crew, now).is_none());
+        assert!(is_over(second.given_up()));
+        drop(second);
+        let third = permit(&mut crew, now).unwrap();
+        assert_eq!(crew.threads.len(), 2);
+        // The system has threads again.
+        crew.start = Box::new(|_| Ok(thread::spawn(|| {})));
+        assert!(permit(&mut crew, now).is_none(), "it is not asked all the time");
+        let later = now + NO_THREAD_WAIT;
+        let fourth = permit(&mut crew, later).unwrap();
+        let fifth = permit(&mut crew, later).unwrap();
+        assert!(permit(&mut crew, later).is_none(), "all permits are in use");
+        assert_eq!(crew.threads.len(), 4, "so no thread is started");
+        drop((first, third, fourth, fifth));
+        drop(permit(&mut crew, later).unwrap());
+        assert_eq!(crew.threads.len(), 4, "an idle one is there");
     }
 }

@@ -68,6 +68,16 @@ impl Permits {
         }
     }
 
+    /// Changes the number of seats; nodes that have one keep it.
+    pub fn limit(&mut self, nodes_max: usize) {
+        self.nodes_max = nodes_max;
+    }
+
+    /// Whether [`Permits::take`] would give a seat if there were `nodes_max`.
+    pub fn could_take(&self, nodes_max: usize) -> bool {
+        self.active_len < self.active_max && self.seats.len() < nodes_max
+    }
+
     /// Asks for a permit and a seat for a node that waits to be taken.
     pub fn take(&mut self) -> Verdict {
         if self.active_len >= self.active_max {
