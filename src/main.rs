@@ -2,6 +2,7 @@
 
 use std::env;
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
         }
         Ok(Invocation::Run(arguments)) => run(&arguments),
         Err(error) => {
-            eprintln!("{PROGRAM}: error: {error}\nSee {PROGRAM} --help.");
+            say(format_args!("error: {error}\nSee {PROGRAM} --help."));
             End::Usage
         }
     };
@@ -46,10 +47,10 @@ fn run(arguments: &Run) -> End {
         Ok(settings) => settings,
         Err(report) => {
             for warning in &report.warnings {
-                eprintln!("{PROGRAM}: warning: {warning}");
+                say(format_args!("warning: {warning}"));
             }
             for error in &report.errors {
-                eprintln!("{PROGRAM}: error: {error}");
+                say(format_args!("error: {error}"));
             }
             return if report.denied { End::NotPermitted } else { End::BadConfiguration };
         }
@@ -61,7 +62,7 @@ fn run(arguments: &Run) -> End {
     let log = match Log::start(&config.logfile, config.log_format, config.loglevel) {
         Ok(log) => log,
         Err(error) => {
-            eprintln!("{PROGRAM}: error: {}", chain(&error));
+            say(format_args!("error: {}", chain(&error)));
             return if is_denied(&error) { End::NotPermitted } else { End::BadConfiguration };
         }
     };
@@ -98,12 +99,18 @@ fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), B
     Ok(())
 }
 
+/// Writes to standard error. That nobody can read it, on a full disk for instance, changes nothing: `eprintln` would end
+/// the process there, with another exit code than the one that was promised.
+fn say(what: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{PROGRAM}: {what}");
+}
+
 /// Logs an error, and shows it where the process was started if the log goes elsewhere.
 fn tell(log: &Log, error: &dyn Error) {
     let text = chain(error);
     log::error!(component = "provisioner"; "{text}");
     if !log.shows_errors() {
-        eprintln!("{PROGRAM}: error: {text}");
+        say(format_args!("error: {text}"));
     }
 }
 

@@ -39,6 +39,15 @@ fn wrong_arguments_end_with_2() {
 }
 
 #[test]
+fn exit_codes_do_not_depend_on_whether_the_error_can_be_written() {
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for (arguments, code) in [(&["--nonsense"][..], 2), (&["--config", "/nowhere"], 78)] {
+        let status = program().args(arguments).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_wrong_configuration_ends_with_78_and_names_every_error() {
     let site = Site::new("workers: many\nhelper: /nowhere\nintervall: 5m\n");
     let output = site.command().output().unwrap();
