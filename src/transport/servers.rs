@@ -5,6 +5,7 @@
 //! Source of the accepted forms: `StringHostsToServers` in go-choria's `srvcache`. Unlike there, IPv6 addresses work,
 //! and a bad entry is an error that names it.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -170,6 +171,11 @@ impl ServerAddress {
         self.credentials_dropped
     }
 
+    /// Equal for those that [`is_same_place`](ServerAddress::is_same_place): a file may list tens of thousands.
+    fn place(&self) -> (String, u16) {
+        (self.host.to_ascii_lowercase(), self.port)
+    }
+
     fn is_same_place(&self, other: &ServerAddress) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
@@ -287,19 +293,13 @@ impl Pool {
     ///
     /// True if there are others than before.
     pub(super) fn configure(&mut self, choices: Vec<Choice>) -> bool {
-        let mut configured: Vec<Choice> = Vec::with_capacity(choices.len());
-        for choice in choices {
-            if !configured.iter().any(|known| known.server.is_same_place(&choice.server)) {
-                configured.push(choice);
-            }
-        }
-        let is_known =
-            |new: &Choice| self.configured.iter().any(|old| old.server.is_same_place(&new.server));
-        let is_news = configured.len() != self.configured.len() || !configured.iter().all(is_known);
-        let known = |server: &ServerAddress| {
-            configured.iter().any(|choice| choice.server.is_same_place(server))
-        };
-        self.discovered.retain(|server| !known(server));
+        let mut configured = choices;
+        let mut places = HashSet::with_capacity(configured.len());
+        configured.retain(|choice| places.insert(choice.server.place()));
+        let is_known = |old: &Choice| places.contains(&old.server.place());
+        let is_news =
+            configured.len() != self.configured.len() || !self.configured.iter().all(is_known);
+        self.discovered.retain(|server| !places.contains(&server.place()));
         self.configured = configured;
         if let Some(left) = self.left.take() {
             self.try_last(&left);
@@ -367,6 +367,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -510,6 +512,15 @@ mod tests {
         let flood: Vec<String> = (1..1000).map(|port| format!("10.0.0.1:{port}")).collect();
         pool.learn(&flood, &from);
         assert_eq!(pool.round().len(), 1 + DISCOVERED_MAX);
+    }
+
+    #[test]
+    fn a_list_as_long_as_a_file_can_hold_takes_no_time() {
+        let list: Vec<String> = (0..100_000).map(|n| format!("h{n}:1")).collect();
+        let begun = Instant::now();
+        assert_eq!(pool(&list.join(",")).round().len(), 100_000);
+        // Each with each other would take minutes.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     fn pool(list: &str) -> Pool {
