@@ -410,7 +410,7 @@ impl Main {
         log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
         let late = at(Instant::now() + drain_timeout);
         match self.attend(signals, log, &threads.ended(), &late) {
-            End::Over => connection.drain(Instant::now() + CLOSE_MAX),
+            End::Over => connection.drain(Instant::now() + CLOSE_MAX, &signals.abort),
             End::Aborted => log::warn!(component = "provisioner"; "Shutting down at once"),
             End::Late => {
                 log::warn!(component = "provisioner"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");

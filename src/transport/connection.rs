@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased};
 use parking_lot::{Mutex, RwLock};
 
 use crate::metrics::Metrics;
@@ -163,11 +163,12 @@ impl Connection {
         Ok(Arc::new(Connection { shared, keeper: Mutex::new(Some(keeper)) }))
     }
 
-    /// Takes nothing more, waits until the broker has what was sent before, at most until `deadline`, and closes for good.
-    pub fn drain(&self, deadline: Instant) {
+    /// Takes nothing more, waits until the broker has what was sent before, at most until `deadline` or until `abort`
+    /// disconnects, and closes for good.
+    pub fn drain(&self, deadline: Instant, abort: &Receiver<Never>) {
         self.shared.closing.store(true, Ordering::Release);
         let link = self.shared.current.read().clone();
-        if self.shared.flush(deadline).is_ok()
+        if self.shared.flush(deadline, abort).is_ok()
             && let Some(link) = link
         {
             dial::close_gently(link.wire.socket());
@@ -239,7 +240,7 @@ impl Transport for Connection {
     }
 
     fn flush(&self, deadline: Instant) -> Result<(), PublishError> {
-        self.shared.flush(deadline)
+        self.shared.flush(deadline, &never())
     }
 
     fn broker_url(&self) -> Arc<str> {
@@ -299,11 +300,15 @@ impl Shared {
         }
     }
 
-    fn flush(&self, deadline: Instant) -> Result<(), PublishError> {
+    fn flush(&self, deadline: Instant, abort: &Receiver<Never>) -> Result<(), PublishError> {
         let link = self.current.read().clone().ok_or_else(|| self.offline())?;
         let (answered, answer) = bounded(1);
         link.wire.ping(Some(answered)).map_err(|Gone| self.offline())?;
-        answer.recv_deadline(deadline).map_err(|_| PublishError::Disconnected)
+        select_biased! {
+            recv(answer) -> answered => answered.map_err(|_| PublishError::Disconnected),
+            recv(abort) -> _ => Err(PublishError::Disconnected),
+            recv(at(deadline)) -> _ => Err(PublishError::Disconnected),
+        }
     }
 
     fn abort(&self) {

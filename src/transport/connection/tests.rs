@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded, never};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, never};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
@@ -20,6 +20,7 @@ use crate::config::Secret;
 use crate::dns::{self, Servers};
 use crate::metrics::Metrics;
 use crate::protocol::subject::{Pattern, Subject};
+use crate::shutdown::Never;
 use crate::transport::backoff::Backoff;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::ErrorKind;
@@ -301,7 +302,7 @@ fn draining_sends_what_was_published_and_closes_for_good() {
     for _ in 0..100 {
         client.publish("a", &[b'x'; 10_000]).unwrap();
     }
-    client.connection.drain(Instant::now() + SOON);
+    client.connection.drain(Instant::now() + SOON, &never());
     client.connection.join();
     assert_eq!(client.publish("a", b""), Err(PublishError::Closed));
     for _ in 0..100 {
@@ -656,10 +657,21 @@ fn an_abort_ends_a_stuck_publish_and_a_wait() {
 fn a_drain_ends_at_its_deadline() {
     let (_listener, _peer, client) = Client::connected();
     let begun = Instant::now();
-    client.connection.drain(begun + Duration::from_millis(100));
+    client.connection.drain(begun + Duration::from_millis(100), &never());
     client.connection.join();
     assert!(begun.elapsed() < SOON);
     assert!(begun.elapsed() >= Duration::from_millis(100));
+}
+
+#[test]
+fn an_abort_ends_a_drain() {
+    let (_listener, _peer, client) = Client::connected();
+    let (abort, aborted) = bounded(0);
+    drop::<Sender<Never>>(abort);
+    let begun = Instant::now();
+    client.connection.drain(begun + 10 * SOON, &aborted);
+    client.connection.join();
+    assert!(begun.elapsed() < SOON);
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn everything_goes_through_tls() {
     let message = messages.recv_timeout(SOON).unwrap();
     assert_eq!((message.subject.as_str(), message.payload.as_slice()), ("a.b", &b"body"[..]));
     assert_eq!(message.reply.as_deref(), Some("re.ply"));
-    client.connection.drain(Instant::now() + SOON);
+    client.connection.drain(Instant::now() + SOON, &never());
     client.connection.join();
     assert_eq!(client.link_down(), "closed by us");
     assert_eq!(client.errors(ErrorKind::Tls), 0);
