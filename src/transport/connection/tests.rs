@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, never};
+use crossbeam_channel::{Receiver, Sender, bounded, never};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
@@ -383,49 +383,77 @@ fn a_complaint_before_the_end_explains_it() {
 }
 
 #[test]
-fn a_peer_that_never_reads_ends_the_connection_but_not_the_reading() {
-    let (listener, mut peer, client) = Client::connected_with(|options| {
-        options.write_timeout = Duration::from_millis(500);
+fn a_peer_that_never_reads_stops_writers_but_not_the_reading() {
+    let (_listener, mut peer, client) = Client::connected_with(|options| {
+        options.write_timeout = SOON * 10;
     });
     let (_subscription, messages) = client.subscribe("a");
     assert_eq!(peer.line(), "SUB a 1");
+    check_reads_while_stuck(&client, &mut peer, &messages);
+}
 
-    let (stuck, is_stuck) = bounded::<()>(1);
+#[test]
+fn a_peer_that_never_reads_ends_the_connection() {
+    let (listener, mut peer, client) = Client::connected_with(|options| {
+        options.write_timeout = Duration::from_millis(500);
+    });
+    let (_subscription, _messages) = client.subscribe("a");
+    assert_eq!(peer.line(), "SUB a 1");
+    check_ends_stuck(&client);
+    let _peer = listener.greet_until_up(&client);
+}
+
+/// Messages come through while nothing can be sent, and some questions whose answers can't.
+#[track_caller]
+fn check_reads_while_stuck(client: &Client, peer: &mut Raw, messages: &Receiver<Message>) {
+    let published = AtomicUsize::new(0);
     thread::scope(|scope| {
-        let client = &client;
         // Several, so that some wait for the wire while one writes.
-        for _ in 0..3 {
-            let stuck = stuck.clone();
-            scope.spawn(move || {
-                let begun = Instant::now();
-                let body = vec![b'x'; 100_000];
-                let error = loop {
-                    if let Err(error) = client.publish("b", &body) {
-                        break error;
-                    }
-                    assert!(begun.elapsed() < SOON, "the peer seems to read");
-                };
-                assert_eq!(error, PublishError::Disconnected);
-                drop(stuck);
-            });
+        let writers = fill_the_wire(scope, client, &published, 3);
+        client.until_stuck(&published);
+        for n in 0..200 {
+            let question = if n < 100 { "PING\r\n" } else { "" };
+            peer.say(&format!("{question}MSG a 1 2\r\nhi\r\n"));
+            assert_eq!(messages.recv_timeout(SOON).unwrap().payload, b"hi");
         }
-        drop(stuck);
-        // Meanwhile messages come through, and some questions whose answers can't be sent.
-        let mut taken = 0;
-        while is_stuck.try_recv() == Err(TryRecvError::Empty) {
-            let question = if taken < 100 { "PING\r\n" } else { "" };
-            if !peer.try_say(&format!("{question}MSG a 1 2\r\nhi\r\n")) {
-                break;
-            }
-            client.until(|| !messages.is_empty() || !client.connection.is_connected());
-            taken += messages.try_iter().count();
+        client.stop();
+        for writer in writers {
+            assert_eq!(writer.join().unwrap(), PublishError::Closed);
         }
-        assert!(taken > 0);
+    });
+}
+
+/// The write time-out ends the connection.
+#[track_caller]
+fn check_ends_stuck(client: &Client) {
+    let published = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for writer in fill_the_wire(scope, client, &published, 3) {
+            assert_eq!(writer.join().unwrap(), PublishError::Disconnected);
+        }
     });
     let Link::Down { reason } = client.link() else { panic!("not down") };
     assert_eq!(reason, "writing failed: the broker takes nothing");
     assert_eq!(client.errors(ErrorKind::Write), 1);
-    let _peer = listener.greet_until_up(&client);
+}
+
+/// Threads that publish until they can't any more, and count.
+fn fill_the_wire<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    client: &'scope Client,
+    published: &'scope AtomicUsize,
+    threads: usize,
+) -> Vec<thread::ScopedJoinHandle<'scope, PublishError>> {
+    let publish = move || {
+        let body = vec![b'x'; 100_000];
+        loop {
+            match client.publish("b", &body) {
+                Ok(()) => published.fetch_add(1, Ordering::Relaxed),
+                Err(error) => return error,
+            };
+        }
+    };
+    (0..threads).map(|_| scope.spawn(publish)).collect()
 }
 
 #[test]
@@ -629,22 +657,8 @@ fn an_abort_ends_a_stuck_publish_and_a_wait() {
     thread::scope(|scope| {
         let (client, published) = (&client, &published);
         let waiting = scope.spawn(move || client.connection.flush(Instant::now() + SOON * 10));
-        let publish = move || {
-            let body = vec![b'x'; 100_000];
-            while client.publish("a", &body).is_ok() {
-                published.fetch_add(1, Ordering::Relaxed);
-            }
-        };
-        let stuck = [scope.spawn(publish), scope.spawn(publish)];
-        // No progress for a while: both are stuck.
-        let mut seen = (usize::MAX, Instant::now());
-        client.until(|| {
-            let now = published.load(Ordering::Relaxed);
-            if now != seen.0 {
-                seen = (now, Instant::now());
-            }
-            seen.1.elapsed() > Duration::from_millis(300)
-        });
+        let stuck = fill_the_wire(scope, client, published, 2);
+        client.until_stuck(published);
         client.stop();
         for stuck in stuck {
             stuck.join().unwrap();
@@ -875,6 +889,18 @@ impl Client {
             assert!(Instant::now() < deadline, "it did not happen, last error: {error:?}");
             thread::park_timeout(Duration::from_millis(2));
         }
+    }
+
+    /// Waits until nobody has published anything for a while.
+    fn until_stuck(&self, published: &AtomicUsize) {
+        let mut seen = (usize::MAX, Instant::now());
+        self.until(|| {
+            let now = published.load(Ordering::Relaxed);
+            if now != seen.0 {
+                seen = (now, Instant::now());
+            }
+            seen.1.elapsed() > Duration::from_millis(300)
+        });
     }
 
     /// Aborts, and all threads end soon.
