@@ -3,9 +3,7 @@
 mod common;
 mod fleet;
 
-use std::path::Path;
-
-use common::{Daemon, NatsServer, SOON, wait_until, within};
+use common::{Daemon, NatsServer, SOON, processes_in, wait_until, within};
 use fleet::Fleet;
 
 /// One helper for all cases: the first word of the node's name says how it behaves.
@@ -90,8 +88,11 @@ fn a_misbehaving_helper_costs_its_node_and_no_other() {
     daemon.assert_alive();
     assert!(daemon.stop().success());
     // Whatever stayed in its helper's process group was killed with it.
-    let left = || survivors(&daemon);
-    wait_until(SOON, "no process of a helper's group is left", || left().is_empty());
+    wait_until(SOON, "no process of a helper's group is left", || survivors(&daemon).is_empty());
+    // The others are this test's own to end.
+    let dir = daemon.dir().to_owned();
+    drop(daemon);
+    wait_until(SOON, "no process is left", || processes_in(&dir).is_empty());
 }
 
 #[test]
@@ -136,16 +137,13 @@ fn survivors(daemon: &Daemon) -> Vec<String> {
         let fields = stat.rsplit_once(") ").map(|(_, fields)| fields);
         fields.and_then(|fields| fields.split(' ').nth(3)).map(str::to_owned)
     };
-    let stat = |path: &Path| std::fs::read_to_string(path.join("stat")).unwrap_or_default();
-    let ours = session(&stat(Path::new("/proc/self")));
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stat = |process: &str| {
+        std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default()
+    };
+    let ours = session(&stat("self"));
+    let processes = processes_in(daemon.dir()).into_iter();
     processes
-        .map(|process| process.path())
-        .filter(|process| {
-            let folder = std::fs::read_link(process.join("cwd"));
-            folder.is_ok_and(|folder| folder.starts_with(daemon.dir()))
-        })
-        .map(|process| stat(&process))
+        .map(|process| stat(&process.to_string()))
         .filter(|stat| session(stat) == ours)
         .collect()
 }

@@ -38,6 +38,18 @@ pub fn wait_until(patience: Duration, what: &str, mut condition: impl FnMut() ->
     }
 }
 
+/// The processes that work in `folder`, which may be gone by now.
+pub fn processes_in(folder: &Path) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter(|process| {
+            let cwd = fs::read_link(process.path().join("cwd")).unwrap_or_default();
+            cwd.to_string_lossy().starts_with(&*folder.to_string_lossy())
+        })
+        .filter_map(|process| process.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
 /// `patience` from now.
 pub fn within(patience: Duration) -> Instant {
     Instant::now() + patience
@@ -391,6 +403,12 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // What a helper put out of our reach on purpose would sleep on.
+        for pid in processes_in(self.dir()) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
         if thread::panicking() {
             let _ = writeln!(std::io::stderr(), "end of the daemon's log:\n{}", tail(&self.log()));
         }
