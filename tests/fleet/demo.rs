@@ -3,20 +3,20 @@
 
 #[path = "mod.rs"]
 mod fleet;
+#[path = "rig.rs"]
+mod rig;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use fleet::fault::parse_list;
 use fleet::{Expected, Fleet};
-use rustix::process::{Pid, Signal, kill_process};
+use rig::{Broker, Folder, Process, Settings, interrupted, say, text};
 
 /// Provisions a practice fleet on this machine and shows what became of its nodes.
 #[derive(FromArgs)]
@@ -45,6 +45,10 @@ struct Arguments {
     #[argh(switch)]
     pki: bool,
 
+    /// keep the helper running from node to node
+    #[argh(switch)]
+    persistent: bool,
+
     /// give up after so many seconds, 300 by default
     #[argh(option, default = "300")]
     timeout: u64,
@@ -68,9 +72,6 @@ const LISTED_MAX: usize = 60;
 /// How often the screen is brought up to date.
 const REFRESH: Duration = Duration::from_millis(50);
 
-/// How long a process may take to end after it was asked to.
-const STOP_TIMEOUT: Duration = Duration::from_secs(40);
-
 fn main() -> ExitCode {
     match run(&argh::from_env()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -84,11 +85,8 @@ fn main() -> ExitCode {
 
 /// Runs it all; `false` when a node did not end as it should.
 fn run(arguments: &Arguments) -> Result<bool, String> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted)).map_err(text)?;
-    }
-    let folder = Folder::create()?;
+    let interrupted = interrupted()?;
+    let folder = Folder::create("choria-demo")?;
     let broker = Broker::start(&folder)?;
     let faults = match &arguments.faults {
         Some(list) => list.clone(),
@@ -102,13 +100,22 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         builder = builder.pki();
     }
     let fleet = builder.start_quietly();
-    let daemon = Daemon::start(arguments, &folder, &broker)?;
+    let settings = Settings {
+        helper: &arguments.helper,
+        workers: arguments.workers,
+        interval: Duration::from_secs(10),
+        loglevel: "info",
+        persistent: arguments.persistent,
+        pki: arguments.pki,
+        verify_key: &Fleet::verify_key_pem(),
+    };
+    let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let mut log = Log::open(&folder.path.join("daemon.log"));
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     // Nodes that are not there can be known by their startup event only, and nobody keeps an event for a daemon that is late.
     while !log.is_connected {
         log.read()?;
-        if !daemon.0.is_running() || Instant::now() > deadline {
+        if !daemon.is_running() || Instant::now() > deadline {
             return Err(format!("the daemon did not connect; its log:\n{}", log.tail()));
         }
         std::thread::sleep(REFRESH);
@@ -118,17 +125,17 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     loop {
         log.read()?;
         let progress = screen.update(&fleet, &log);
-        if progress.is_done() || Instant::now() > deadline || interrupted.load(Ordering::Relaxed) {
+        if progress.is_done() || Instant::now() > deadline || interrupted() {
             break;
         }
-        if !daemon.0.is_running() {
+        if !daemon.is_running() {
             return Err(format!("the daemon ended early; its log:\n{}", log.tail()));
         }
         std::thread::sleep(REFRESH);
     }
     screen.finish();
-    let cost = Cost::of(&daemon.0, &broker.process);
-    daemon.0.stop();
+    let cost = Cost::of(&daemon, &broker.process);
+    daemon.stop();
     log.read()?;
     let good = screen.report(&fleet, &log, &cost);
     for violation in fleet.violations() {
@@ -144,162 +151,6 @@ fn usual_faults(nodes: usize) -> String {
     let list: Vec<String> =
         USUAL_FAULTS[..kinds].iter().map(|kind| format!("{kind}={count}")).collect();
     list.join(",")
-}
-
-/// A folder that goes when the demonstration ends.
-struct Folder {
-    path: PathBuf,
-}
-
-impl Folder {
-    fn create() -> Result<Folder, String> {
-        let path = std::env::temp_dir().join(format!("choria-demo-{}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Folder { path })
-    }
-
-    fn write(&self, name: &str, content: &str) -> Result<PathBuf, String> {
-        let path = self.path.join(name);
-        fs::write(&path, content).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-/// A process of ours, ended when dropped.
-struct Process {
-    child: parking_lot::Mutex<Child>,
-}
-
-impl Process {
-    fn start(command: &mut Command) -> Result<Process, String> {
-        let name = command.get_program().to_string_lossy().into_owned();
-        let child =
-            command.stdin(Stdio::null()).spawn().map_err(|error| format!("{name}: {error}"))?;
-        Ok(Process { child: parking_lot::Mutex::new(child) })
-    }
-
-    fn is_running(&self) -> bool {
-        matches!(self.child.lock().try_wait(), Ok(None))
-    }
-
-    fn id(&self) -> u32 {
-        self.child.lock().id()
-    }
-
-    /// Asks the process to end, and ends it if it does not.
-    fn stop(&self) {
-        let mut child = self.child.lock();
-        if let Ok(None) = child.try_wait() {
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid {
-                let _ = kill_process(pid, Signal::TERM);
-            }
-            let deadline = Instant::now() + STOP_TIMEOUT;
-            while let Ok(None) = child.try_wait() {
-                if Instant::now() > deadline {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return;
-                }
-                std::thread::sleep(REFRESH);
-            }
-        }
-    }
-
-    /// Processor seconds used so far, and the largest memory in bytes; zero where the system does not tell.
-    fn usage(&self) -> (f64, u64) {
-        let id = self.id();
-        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        // The name in brackets may hold blanks; user and system time are the 12th and 13th fields after it.
-        let fields: Vec<&str> =
-            stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks: u64 =
-            fields.iter().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-        let peak = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:"))
-            .and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
-            .unwrap_or_default();
-        // Linux counts in hundredths of a second whatever the kernel's own tick is.
-        (ticks as f64 / 100.0, peak * 1024)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-/// A nats-server on a free port.
-struct Broker {
-    process: Process,
-    url: String,
-}
-
-impl Broker {
-    fn start(folder: &Folder) -> Result<Broker, String> {
-        let program = std::env::var("NATS_SERVER").unwrap_or_else(|_| "nats-server".to_owned());
-        let mut command = Command::new(program);
-        command.args(["--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir"]).arg(&folder.path);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process::start(&mut command)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let written = fs::read_dir(&folder.path)
-                .map_err(text)?
-                .filter_map(Result::ok)
-                .find(|entry| entry.path().extension().is_some_and(|ending| ending == "ports"));
-            let ports = written.and_then(|entry| fs::read(entry.path()).ok());
-            let ports =
-                ports.and_then(|file| serde_json::from_slice::<serde_json::Value>(&file).ok());
-            if let Some(url) = ports.as_ref().and_then(|ports| ports["nats"][0].as_str()) {
-                return Ok(Broker { process, url: url.to_owned() });
-            }
-            if !process.is_running() || Instant::now() > deadline {
-                return Err("nats-server did not start".to_owned());
-            }
-            std::thread::sleep(REFRESH);
-        }
-    }
-}
-
-/// The daemon, with settings for this broker.
-struct Daemon(Process);
-
-impl Daemon {
-    fn start(arguments: &Arguments, folder: &Folder, broker: &Broker) -> Result<Daemon, String> {
-        let key = folder.write("jwt-signer.pem", &Fleet::verify_key_pem())?;
-        let settings = folder.write(
-            "choria-provisioner.yaml",
-            &format!(
-                "helper: {helper}\nworkers: {workers}\ninterval: 10s\nlogfile: {log}\nloglevel: info\ntoken: s3cret\n\
-                 choria_insecure: true\nsite: demo\njwt_verify_cert: {key}\nfeatures:\n  jwt: true\n  pki: {pki}\n",
-                helper = serde_json::json!(arguments.helper),
-                workers = arguments.workers,
-                log = folder.path.join("daemon.log").display(),
-                key = key.display(),
-                pki = arguments.pki,
-            ),
-        )?;
-        let client = folder.write(
-            "choria.cfg",
-            &format!(
-                "identity = provisioner.example.net\nplugin.choria.middleware_hosts = {}\n",
-                broker.url
-            ),
-        )?;
-        let mut command = Command::new(&arguments.daemon);
-        command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
-        Process::start(&mut command).map(Daemon)
-    }
 }
 
 /// The daemon's log, read as it grows: the last reason given for each node.
@@ -524,8 +375,12 @@ struct Cost {
 
 impl Cost {
     fn of(daemon: &Process, broker: &Process) -> Cost {
-        let (daemon_secs, daemon_peak) = daemon.usage();
-        Cost { daemon_secs, daemon_peak, broker_secs: broker.usage().0 }
+        let usage = daemon.usage();
+        Cost {
+            daemon_secs: usage.cpu_secs,
+            daemon_peak: usage.peak_bytes,
+            broker_secs: broker.usage().cpu_secs,
+        }
     }
 
     fn print(&self, served: usize, span: Option<(Instant, Instant)>) {
@@ -541,14 +396,4 @@ impl Cost {
             per_node(self.broker_secs),
         ));
     }
-}
-
-/// One line on standard output; nobody reading it is no reason to stop.
-fn say(line: &str) {
-    let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }

@@ -1,0 +1,257 @@
+//! What a run of everything on one machine is made of: a folder, a broker, a daemon with its settings, and what they use.
+
+// Each program uses its own part of this.
+#![allow(dead_code)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a process may take to end after it was asked to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// How often something is looked at that nobody tells us about.
+const REFRESH: Duration = Duration::from_millis(10);
+
+/// Tells whether we were asked to end, by SIGTERM or SIGINT.
+pub fn interrupted() -> Result<impl Fn() -> bool, String> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(text)?;
+    }
+    Ok(move || flag.load(Ordering::Relaxed))
+}
+
+/// A folder that goes with this value.
+pub struct Folder {
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl Folder {
+    /// A new one; `name` begins its name.
+    pub fn create(name: &str) -> Result<Folder, String> {
+        let name = format!("{name}-{}-{:x}", std::process::id(), fastrand::u32(..));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Folder { path })
+    }
+
+    /// Writes a file in it.
+    pub fn write(&self, name: &str, content: &str) -> Result<PathBuf, String> {
+        let path = self.path.join(name);
+        fs::write(&path, content).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A process of ours, ended when dropped.
+pub struct Process {
+    child: parking_lot::Mutex<Child>,
+}
+
+impl Process {
+    /// Starts it, with nothing to read.
+    pub fn start(command: &mut Command) -> Result<Process, String> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child =
+            command.stdin(Stdio::null()).spawn().map_err(|error| format!("{name}: {error}"))?;
+        Ok(Process { child: parking_lot::Mutex::new(child) })
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&self) -> bool {
+        matches!(self.child.lock().try_wait(), Ok(None))
+    }
+
+    fn id(&self) -> u32 {
+        self.child.lock().id()
+    }
+
+    /// Asks the process to end, and ends it if it does not.
+    pub fn stop(&self) {
+        let mut child = self.child.lock();
+        if let Ok(None) = child.try_wait() {
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            let deadline = Instant::now() + STOP_TIMEOUT;
+            while let Ok(None) = child.try_wait() {
+                if Instant::now() > deadline {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return;
+                }
+                std::thread::sleep(REFRESH);
+            }
+        }
+    }
+
+    /// What it has used so far; zero where the system does not tell.
+    pub fn usage(&self) -> Usage {
+        let id = self.id();
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // The name in brackets may hold blanks; user and system time are the 12th and 13th fields after it, and those of
+        // children that have ended the 14th and 15th.
+        let fields: Vec<u64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .map(|field| field.parse().unwrap_or_default())
+            .collect();
+        // Linux counts in hundredths of a second whatever the kernel's own tick is.
+        let secs = |first: usize| fields.iter().skip(first).take(2).sum::<u64>() as f64 / 100.0;
+        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or_default() * 1024
+        };
+        Usage {
+            cpu_secs: secs(11),
+            children_secs: secs(13),
+            peak_bytes: bytes("VmHWM:"),
+            bytes: bytes("VmRSS:"),
+        }
+    }
+}
+
+/// What a process has used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Usage {
+    /// Processor seconds.
+    pub cpu_secs: f64,
+    /// Processor seconds of its children that have ended.
+    pub children_secs: f64,
+    /// The largest memory it ever had.
+    pub peak_bytes: u64,
+    /// The memory it has now.
+    pub bytes: u64,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A nats-server on a free port.
+pub struct Broker {
+    /// The process.
+    pub process: Process,
+    /// Where it listens.
+    pub url: String,
+}
+
+impl Broker {
+    /// Starts one and waits until it listens. `NATS_SERVER` names another program.
+    pub fn start(folder: &Folder) -> Result<Broker, String> {
+        let program = std::env::var("NATS_SERVER").unwrap_or_else(|_| "nats-server".to_owned());
+        let mut command = Command::new(program);
+        command.args(["--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir"]).arg(&folder.path);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process::start(&mut command)?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let written = fs::read_dir(&folder.path)
+                .map_err(text)?
+                .filter_map(Result::ok)
+                .find(|entry| entry.path().extension().is_some_and(|ending| ending == "ports"));
+            let ports = written.and_then(|entry| fs::read(entry.path()).ok());
+            let ports =
+                ports.and_then(|file| serde_json::from_slice::<serde_json::Value>(&file).ok());
+            if let Some(url) = ports.as_ref().and_then(|ports| ports["nats"][0].as_str()) {
+                return Ok(Broker { process, url: url.to_owned() });
+            }
+            if !process.is_running() || Instant::now() > deadline {
+                return Err("nats-server did not start".to_owned());
+            }
+            std::thread::sleep(REFRESH);
+        }
+    }
+}
+
+/// Settings of a daemon.
+pub struct Settings<'a> {
+    /// The helper's command line.
+    pub helper: &'a str,
+    /// How many nodes it works on at once.
+    pub workers: usize,
+    /// Time from one discovery to the next.
+    pub interval: Duration,
+    /// Least severe level of its log.
+    pub loglevel: &'a str,
+    /// Whether its helper stays from node to node.
+    pub persistent: bool,
+    /// Whether nodes ask for certificates.
+    pub pki: bool,
+    /// The key that verifies provisioning JWTs, as PEM.
+    pub verify_key: &'a str,
+}
+
+impl Settings<'_> {
+    /// Starts `program` for the nodes of `broker`; its log is `daemon.log` in `folder`.
+    pub fn start(
+        &self,
+        program: &Path,
+        folder: &Folder,
+        broker: &Broker,
+    ) -> Result<Process, String> {
+        let key = folder.write("jwt-signer.pem", self.verify_key)?;
+        let mut yaml = String::new();
+        let mut set = |key: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(yaml, "{key}: {value}");
+        };
+        set("helper", &serde_json::json!(self.helper));
+        set("workers", &self.workers);
+        set("interval", &format_args!("{}s", self.interval.as_secs()));
+        set("logfile", &folder.path.join("daemon.log").display());
+        set("loglevel", &self.loglevel);
+        set("token", &"s3cret");
+        set("choria_insecure", &true);
+        set("site", &"practice");
+        set("jwt_verify_cert", &key.display());
+        set("features", &format_args!("{{jwt: true, pki: {}}}", self.pki));
+        // Other daemons know nothing of it.
+        if self.persistent {
+            set("helper_mode", &"persistent");
+        }
+        let settings = folder.write("choria-provisioner.yaml", &yaml)?;
+        let client = folder.write(
+            "choria.cfg",
+            &format!(
+                "identity = provisioner.example.net\nplugin.choria.middleware_hosts = {}\n",
+                broker.url
+            ),
+        )?;
+        let mut command = Command::new(program);
+        command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
+        Process::start(&mut command)
+    }
+}
+
+/// One line on standard output; nobody reading it is no reason to stop.
+pub fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// An error as its text.
+pub fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
