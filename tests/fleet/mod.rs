@@ -271,6 +271,7 @@ impl Builder {
             jitter: self.jitter,
             watch: Watch::new(self.provisioners),
             due: Mutex::default(),
+            first_discovery: Mutex::default(),
             wake: Condvar::new(),
             progress: Mutex::new(0),
             progressed: Condvar::new(),
@@ -478,6 +479,11 @@ impl Fleet {
         }
     }
 
+    /// When the first discovery request came, whether the nodes answer it or not.
+    pub fn first_discovery(&self) -> Option<Instant> {
+        *self.inner.first_discovery.lock()
+    }
+
     /// What was seen that a correct provisioner never does.
     pub fn violations(&self) -> Vec<String> {
         let lockouts = self.inner.nodes.iter().filter_map(|node| {
@@ -672,6 +678,7 @@ struct Inner {
     jitter: Duration,
     watch: Watch,
     due: Mutex<Due>,
+    first_discovery: Mutex<Option<Instant>>,
     wake: Condvar,
     progress: Mutex<u64>,
     progressed: Condvar,
@@ -750,6 +757,7 @@ impl Inner {
     /// Lets all nodes of a connection answer in portions, spread over the jitter.
     fn broadcast(&self, connection: usize, request: Request) {
         self.watch.discovery(&request);
+        self.first_discovery.lock().get_or_insert_with(Instant::now);
         if !self.discoverable {
             return;
         }

@@ -1,0 +1,500 @@
+//! The comparison behind `dist/bench`: this daemon, another one and a bare loop, in turns in one go, on one broker and one
+//! practice fleet each time. It leaves no process and no file behind.
+//!
+//! Broker and fleet share the machine with whoever is measured, so figures mean something only beside the others of the
+//! same go.
+
+#[path = "bare.rs"]
+mod bare;
+#[path = "mod.rs"]
+mod fleet;
+#[path = "rig.rs"]
+mod rig;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use argh::FromArgs;
+use fleet::Fleet;
+use fleet::fault::{Fault, parse_list};
+use rig::{Broker, Folder, Process, Settings, interrupted, say, text};
+
+/// Measures this daemon beside another one, and beside a loop that does nothing but send the requests.
+#[derive(FromArgs)]
+struct Arguments {
+    /// this daemon's program
+    #[argh(option)]
+    daemon: PathBuf,
+
+    /// another daemon's program; none by default
+    #[argh(option)]
+    other: Option<PathBuf>,
+
+    /// the folder with the compiled helper
+    #[argh(option)]
+    examples: PathBuf,
+
+    /// how many nodes, 2000 by default; a tenth of them for a helper in Python
+    #[argh(option, default = "2000")]
+    nodes: usize,
+
+    /// how many are worked on at once, 8 by default
+    #[argh(option, default = "8")]
+    workers: usize,
+
+    /// how often each is measured, 3 by default
+    #[argh(option, default = "3")]
+    rounds: usize,
+
+    /// what to measure: compiled, persistent, python, python-persistent, gone, silent, start; all by default
+    #[argh(
+        option,
+        default = "String::from(\"compiled,persistent,python,python-persistent,gone,silent,start\")"
+    )]
+    rows: String,
+
+    /// the longest a run may take, in seconds; those of another daemon may not end, 60 by default
+    #[argh(option, default = "60")]
+    timeout: u64,
+
+    /// leave out the bare loop
+    #[argh(switch)]
+    no_limit: bool,
+}
+
+/// How often progress is looked at.
+const REFRESH: Duration = Duration::from_millis(20);
+
+/// How long a daemon may take to its first discovery.
+const START_MAX: Duration = Duration::from_secs(20);
+
+/// How long a daemon is left alone before its idle memory counts.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// How long after the first discovery events go out: by then whoever is measured listens.
+const LISTENS: Duration = Duration::from_millis(300);
+
+fn main() -> ExitCode {
+    let result = match bare::Arguments::of_process() {
+        Some(arguments) => arguments.and_then(|arguments| bare::run(&arguments)),
+        None => compare(&argh::from_env()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            say(&format!("bench: {problem}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Ours,
+    Other,
+    Limit,
+}
+
+/// What is measured.
+struct Row {
+    name: &'static str,
+    title: &'static str,
+    /// The helper's command line, for a daemon that starts it for each node.
+    helper: String,
+    /// The same for one that keeps it.
+    persistent: Option<String>,
+    nodes: usize,
+    faults: Vec<(usize, Fault)>,
+}
+
+fn compare(arguments: &Arguments) -> Result<(), String> {
+    let interrupted = interrupted()?;
+    let rows = rows(arguments)?;
+    let wanted: Vec<&str> = arguments.rows.split(',').map(str::trim).collect();
+    let known = rows.iter().map(|row| row.name).chain(["start"]).collect::<Vec<_>>();
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
+        return Err(format!("--rows {unknown}: none of {}", known.join(", ")));
+    }
+    let mut subjects = vec![Subject::Ours];
+    subjects.extend(arguments.other.as_ref().map(|_| Subject::Other));
+    say(&machine());
+    if wanted.contains(&"start") {
+        let mut starts: Vec<Vec<Start>> = vec![Vec::new(); subjects.len()];
+        for _ in 0..arguments.rounds {
+            for (&subject, starts) in subjects.iter().zip(&mut starts) {
+                if interrupted() {
+                    return Err("interrupted".to_owned());
+                }
+                starts.push(start(arguments, subject)?);
+            }
+        }
+        say(&format!("\n### Start and idleness, {} rounds\n", arguments.rounds));
+        table(
+            &subjects,
+            &[
+                column("start to first discovery, ms", Better::Less, &starts, |start| {
+                    start.discovery_ms
+                }),
+                column("idle memory, MB", Better::Less, &starts, |start| start.idle_mb),
+            ],
+        );
+    }
+    for row in rows.iter().filter(|row| wanted.contains(&row.name)) {
+        // Nothing is lost to nodes that are not there in a loop that knows them.
+        let mut subjects = subjects.clone();
+        if row.faults.is_empty() && !arguments.no_limit {
+            subjects.push(Subject::Limit);
+        }
+        let mut runs: Vec<Vec<Run>> = vec![Vec::new(); subjects.len()];
+        for _ in 0..arguments.rounds {
+            for (&subject, runs) in subjects.iter().zip(&mut runs) {
+                if interrupted() {
+                    return Err("interrupted".to_owned());
+                }
+                runs.push(run(arguments, row, subject)?);
+            }
+        }
+        say(&format!(
+            "\n### {}; {} nodes, {} workers, {} rounds\n",
+            row.title, row.nodes, arguments.workers, arguments.rounds
+        ));
+        table(
+            &subjects,
+            &[
+                column("nodes/s", Better::More, &runs, |run| run.rate),
+                column("CPU of the daemon, ms a node", Better::Less, &runs, |run| run.daemon_ms),
+                column("CPU of the broker, ms a node", Better::Less, &runs, |run| run.broker_ms),
+                column("peak memory, MB", Better::Less, &runs, |run| run.peak_mb),
+            ],
+        );
+        for (subject, runs) in subjects.iter().zip(&runs) {
+            for run in runs.iter().filter(|run| run.missing > 0) {
+                say(&format!(
+                    "{subject:?}: {} nodes were not provisioned within {} s",
+                    run.missing, arguments.timeout
+                ));
+            }
+            if let Some(violation) = runs.iter().find_map(|run| run.violation.as_ref()) {
+                say(&format!("{subject:?} did what it must not: {violation}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
+    let shipped = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dist/helpers").join(name);
+        shell_words::quote(&path.display().to_string()).into_owned()
+    };
+    let compiled = arguments.examples.join("helper").display().to_string();
+    let compiled = shell_words::quote(&compiled).into_owned();
+    let nodes = arguments.nodes;
+    let row = |name, title, helper: &str, persistent: Option<&str>, nodes, faults: &str| {
+        let (helper, persistent) = (helper.to_owned(), persistent.map(str::to_owned));
+        Ok::<Row, String>(Row {
+            name,
+            title,
+            helper,
+            persistent,
+            nodes,
+            faults: parse_list(faults)?,
+        })
+    };
+    let (python, staying) = (shipped("sample.py"), shipped("persistent.py"));
+    Ok(vec![
+        row("compiled", "Compiled helper, started for each node", &compiled, None, nodes, "")?,
+        row(
+            "persistent",
+            "Compiled helper that stays (with this daemon)",
+            &compiled,
+            Some(&compiled),
+            nodes,
+            "",
+        )?,
+        row(
+            "python",
+            "Helper in Python, started for each node",
+            &python,
+            None,
+            (nodes / 10).max(1),
+            "",
+        )?,
+        row(
+            "python-persistent",
+            "Helper in Python that stays (with this daemon)",
+            &python,
+            Some(&staying),
+            (nodes / 10).max(1),
+            "",
+        )?,
+        row(
+            "gone",
+            "A quarter of the nodes announced and gone",
+            &compiled,
+            None,
+            nodes / 2,
+            &format!("gone={}", nodes / 8),
+        )?,
+        row(
+            "silent",
+            "One node in twenty connected and silent",
+            &compiled,
+            None,
+            nodes / 2,
+            &format!("silent={}", nodes / 40),
+        )?,
+    ])
+}
+
+/// A daemon with nothing to do.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    discovery_ms: f64,
+    idle_mb: f64,
+}
+
+fn start(arguments: &Arguments, subject: Subject) -> Result<Start, String> {
+    let folder = Folder::create("choria-bench")?;
+    let broker = Broker::start(&folder)?;
+    let fleet =
+        Fleet::builder(&broker.url).nodes(1).discoverable(false).announce(false).start_quietly();
+    let begun = Instant::now();
+    let helper = arguments.examples.join("helper").display().to_string();
+    let daemon = launch(arguments, subject, &helper, false, &folder, &broker, 0)?;
+    let discovered = first_discovery(&fleet, &daemon)?;
+    thread::sleep(IDLE);
+    let idle_mb = daemon.usage().bytes as f64 / 1e6;
+    Ok(Start { discovery_ms: discovered.duration_since(begun).as_secs_f64() * 1e3, idle_mb })
+}
+
+/// One fleet provisioned.
+#[derive(Debug, Clone)]
+struct Run {
+    rate: f64,
+    daemon_ms: f64,
+    broker_ms: f64,
+    peak_mb: f64,
+    missing: usize,
+    violation: Option<String>,
+}
+
+fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String> {
+    let folder = Folder::create("choria-bench")?;
+    let broker = Broker::start(&folder)?;
+    let mut builder = Fleet::builder(&broker.url).nodes(row.nodes);
+    for (count, fault) in &row.faults {
+        builder = builder.fault(*count, fault.clone());
+    }
+    // The gone ones are known by their events only, and the others must not be finished before those go out.
+    let by_events = !row.faults.is_empty();
+    let fleet = builder.discoverable(!by_events).start_quietly();
+    let broken: usize = row.faults.iter().map(|(count, _)| count).sum();
+    let wanted = row.nodes - broken;
+
+    let keeps = row.persistent.as_ref().filter(|_| subject != Subject::Other);
+    let helper = keeps.unwrap_or(&row.helper);
+    let broker_before = broker.process.usage().cpu_secs;
+    let daemon = launch(arguments, subject, helper, keeps.is_some(), &folder, &broker, row.nodes)?;
+    let (mut first, mut last) = (None, None);
+    if by_events {
+        first_discovery(&fleet, &daemon)?;
+        thread::sleep(LISTENS);
+        first = Some((Instant::now(), 0));
+        fleet.announce();
+    }
+    let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    loop {
+        let (now, provisioned) = (Instant::now(), fleet.provisioned());
+        if provisioned > 0 && first.is_none() {
+            first = Some((now, provisioned));
+        }
+        if last.is_none_or(|(_, before)| provisioned > before) {
+            last = Some((now, provisioned));
+        }
+        if provisioned >= wanted || now > deadline {
+            break;
+        }
+        if !daemon.is_running() {
+            return Err(format!("{subject:?} ended early:\n{}", log(&folder)));
+        }
+        thread::sleep(REFRESH);
+    }
+    let (usage, broker_usage) = (daemon.usage(), broker.process.usage());
+    let (Some((begun, before)), Some((ended, served))) = (first, last) else {
+        return Err(format!("{subject:?} provisioned no node:\n{}", log(&folder)));
+    };
+    // A run that did not end has not ended at its last node.
+    let ended = if served < wanted { Instant::now() } else { ended };
+    let secs = ended.duration_since(begun).as_secs_f64().max(REFRESH.as_secs_f64());
+    let per_node = |secs: f64| secs * 1e3 / served as f64;
+    Ok(Run {
+        rate: (served - before).max(1) as f64 / secs,
+        daemon_ms: per_node(usage.cpu_secs),
+        broker_ms: per_node(broker_usage.cpu_secs - broker_before),
+        peak_mb: usage.peak_bytes as f64 / 1e6,
+        missing: wanted - served,
+        violation: fleet.violations().into_iter().next(),
+    })
+}
+
+fn launch(
+    arguments: &Arguments,
+    subject: Subject,
+    helper: &str,
+    persistent: bool,
+    folder: &Folder,
+    broker: &Broker,
+    nodes: usize,
+) -> Result<Process, String> {
+    let program = match (subject, &arguments.other) {
+        (Subject::Ours, _) => &arguments.daemon,
+        (Subject::Other, Some(other)) => other,
+        (Subject::Other, None) => return Err("there is no other daemon".to_owned()),
+        (Subject::Limit, _) => {
+            let bare = bare::Arguments {
+                broker: broker.url.clone(),
+                helper: helper.to_owned(),
+                persistent,
+                workers: arguments.workers,
+                nodes,
+            };
+            let program = std::env::current_exe().map_err(text)?;
+            return Process::start(Command::new(program).args(bare.to_words()));
+        }
+    };
+    let settings = Settings {
+        helper,
+        workers: arguments.workers,
+        // The shortest that the original takes.
+        interval: Duration::from_secs(60),
+        loglevel: "error",
+        persistent,
+        pki: false,
+        verify_key: &Fleet::verify_key_pem(),
+    };
+    settings.start(program, folder, broker)
+}
+
+fn first_discovery(fleet: &Fleet, daemon: &Process) -> Result<Instant, String> {
+    let deadline = Instant::now() + START_MAX;
+    loop {
+        if let Some(at) = fleet.first_discovery() {
+            return Ok(at);
+        }
+        if !daemon.is_running() || Instant::now() > deadline {
+            return Err("the daemon sends no discovery request".to_owned());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn log(folder: &Folder) -> String {
+    fs::read_to_string(folder.path.join("daemon.log")).unwrap_or_default()
+}
+
+/// Which of two figures is to be preferred.
+#[derive(Clone, Copy)]
+enum Better {
+    More,
+    Less,
+}
+
+/// One line of a table: a figure of each run of each subject.
+struct Column {
+    title: &'static str,
+    better: Better,
+    figures: Vec<Vec<f64>>,
+}
+
+fn column<T>(
+    title: &'static str,
+    better: Better,
+    runs: &[Vec<T>],
+    figure: impl Fn(&T) -> f64 + Copy,
+) -> Column {
+    Column {
+        title,
+        better,
+        figures: runs.iter().map(|runs| runs.iter().map(figure).collect()).collect(),
+    }
+}
+
+/// Prints medians with their spread, and how many times better we are.
+fn table(subjects: &[Subject], columns: &[Column]) {
+    let name = |subject: &Subject| match subject {
+        Subject::Ours => "this daemon",
+        Subject::Other => "the other",
+        Subject::Limit => "bare loop",
+    };
+    let mut rows = vec![vec![String::new(), name(&subjects[0]).to_owned()]];
+    for subject in &subjects[1..] {
+        rows[0].push(name(subject).to_owned());
+        rows[0].push("times better".to_owned());
+    }
+    for Column { title, better, figures } in columns {
+        let ours = median(&figures[0]);
+        let mut row = vec![(*title).to_owned(), spread(&figures[0])];
+        for figures in &figures[1..] {
+            row.push(spread(figures));
+            let ratio = match better {
+                Better::More => ours / median(figures),
+                Better::Less => median(figures) / ours,
+            };
+            row.push(if ratio.is_finite() { format!("{ratio:.2}") } else { "-".to_owned() });
+        }
+        rows.push(row);
+    }
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    for (number, row) in rows.iter().enumerate() {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        say(&format!("| {} |", cells.collect::<Vec<_>>().join(" | ")));
+        if number == 0 {
+            let rules = widths.iter().map(|width| "-".repeat((*width).max(3)));
+            say(&format!("| {} |", rules.collect::<Vec<_>>().join(" | ")));
+        }
+    }
+}
+
+/// The median, and the smallest and largest in brackets.
+fn spread(figures: &[f64]) -> String {
+    let digits = |figure: f64| match figure {
+        figure if figure >= 100.0 => format!("{figure:.0}"),
+        figure if figure >= 10.0 => format!("{figure:.1}"),
+        figure => format!("{figure:.2}"),
+    };
+    let (least, most) = figures
+        .iter()
+        .fold((f64::MAX, 0.0_f64), |(least, most), &figure| (least.min(figure), most.max(figure)));
+    format!("{} ({} - {})", digits(median(figures)), digits(least), digits(most))
+}
+
+fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => sorted[len / 2],
+        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
+    }
+}
+
+/// What it is measured on.
+fn machine() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name))
+        .unwrap_or("unknown processor");
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    format!(
+        "{cores} cores of {model}, shared by broker, practice nodes and whoever is measured; load before: {load}"
+    )
+}
