@@ -1,6 +1,8 @@
 //! Signals become drain, abort, reload and reopen.
 //!
-//! SIGTERM or SIGINT starts the drain: no new work, what runs may finish. A second one aborts: every wait ends. SIGHUP
+//! SIGTERM or SIGINT starts the drain: no new work, what runs may finish. A second one aborts: every wait ends. One that
+//! comes when the abort has had its time ends the process where it stands: there are waits that nothing ends, such as that
+//! for a log nobody reads. SIGHUP
 //! asks for the configuration to be read again, SIGUSR2 for the log file to be opened again. Drain and abort are channels
 //! that carry no message and only disconnect, so any number of threads can wait for them. How long a drain may take before
 //! it turns into an abort is decided by `fleet`, which knows the setting and when the last node has ended.
@@ -8,11 +10,13 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals as Delivered};
+use signal_hook::low_level::exit;
 
 /// The type of a channel that carries no message and only disconnects.
 #[derive(Debug)]
@@ -42,7 +46,14 @@ pub struct Stop(Arc<Mutex<Open>>);
 struct Open {
     drain: Option<Sender<Never>>,
     abort: Option<Sender<Never>>,
+    aborted_at: Option<Instant>,
 }
+
+/// How long an abort may take before the next signal ends the process; it takes milliseconds.
+const ABORT_MAX: Duration = Duration::from_secs(2);
+
+/// The exit code then.
+const ENDED_BY_FORCE: i32 = 1;
 
 impl Signals {
     /// Takes over the process's signals, which a thread of its own then turns into messages.
@@ -60,7 +71,11 @@ impl Signals {
         let thread = thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for signal in &mut delivered {
                 match signal {
-                    SIGTERM | SIGINT => stop.next(),
+                    SIGTERM | SIGINT => match stop.next(Instant::now()) {
+                        Next::Wait => {}
+                        // Nothing may be waited for, so no destructors and no exit handlers.
+                        Next::End => exit(ENDED_BY_FORCE),
+                    },
                     // A full channel holds the same request already.
                     SIGHUP => drop(hangup.try_send(())),
                     SIGUSR2 => drop(reopen.try_send(())),
@@ -87,7 +102,7 @@ impl Signals {
         let (abort_open, abort) = bounded(0);
         let (hangup_tx, hangup) = bounded(1);
         let (reopen_tx, reopen) = bounded(1);
-        let open = Open { drain: Some(drain_open), abort: Some(abort_open) };
+        let open = Open { drain: Some(drain_open), abort: Some(abort_open), aborted_at: None };
         let stop = Stop(Arc::new(Mutex::new(open)));
         (Signals { drain, abort, hangup, reopen, stop, thread: None }, hangup_tx, reopen_tx)
     }
@@ -111,16 +126,40 @@ impl Stop {
 
     /// Every wait ends now; includes the drain.
     pub fn abort(&self) {
-        *self.0.lock() = Open { drain: None, abort: None };
+        self.0.lock().abort(Instant::now());
     }
 
     /// Drains the first time, aborts the second.
-    fn next(&self) {
+    fn next(&self, now: Instant) -> Next {
         let mut open = self.0.lock();
-        if open.drain.take().is_none() {
-            open.abort = None;
+        if open.drain.take().is_some() {
+            return Next::Wait;
+        }
+        match open.aborted_at {
+            Some(at) if now.saturating_duration_since(at) >= ABORT_MAX => Next::End,
+            _ => {
+                open.abort(now);
+                Next::Wait
+            }
         }
     }
+}
+
+impl Open {
+    fn abort(&mut self, now: Instant) {
+        self.drain = None;
+        self.abort = None;
+        self.aborted_at.get_or_insert(now);
+    }
+}
+
+/// What a signal leaves to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The threads end by themselves.
+    Wait,
+    /// They have not.
+    End,
 }
 
 /// Whether `channel` has been disconnected.
@@ -130,8 +169,6 @@ pub fn is_over(channel: &Receiver<Never>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use signal_hook::low_level::raise;
 
     use super::*;
@@ -142,11 +179,21 @@ mod tests {
     fn first_request_drains_and_second_aborts() {
         let signals = Signals::manual();
         assert!(!is_over(&signals.drain) && !is_over(&signals.abort));
-        signals.stop().next();
+        let now = Instant::now();
+        assert_eq!(signals.stop().next(now), Next::Wait);
         assert!(is_over(&signals.drain) && !is_over(&signals.abort));
-        signals.stop().next();
+        assert_eq!(signals.stop().next(now), Next::Wait);
         assert!(is_over(&signals.abort));
-        signals.stop().next();
+    }
+
+    #[test]
+    fn an_abort_that_does_not_end_is_ended_by_the_next_request() {
+        let signals = Signals::manual();
+        signals.stop().abort();
+        let aborted = Instant::now();
+        assert_eq!(signals.stop().next(aborted), Next::Wait);
+        assert_eq!(signals.stop().next(aborted + ABORT_MAX / 2), Next::Wait);
+        assert_eq!(signals.stop().next(aborted + ABORT_MAX), Next::End);
     }
 
     #[test]

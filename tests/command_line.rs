@@ -142,6 +142,31 @@ fn sigterm_ends_it_well_and_takes_the_pid_file_away() {
 }
 
 #[test]
+fn a_third_sigterm_ends_it_when_it_waits_for_whoever_reads_its_log() {
+    let site = Site::new(GOOD);
+    let mut child = site.command().stdout(Stdio::piped()).spawn().unwrap();
+    let (pid, log) = (Pid::from_child(&child), child.stdout.take().unwrap());
+    let waiting = || rustix::io::ioctl_fionread(&log).unwrap();
+    until(|| waiting() > 0);
+    // Each is worth a line, until the pipe is full.
+    let (mut last, mut same) = (0, 0);
+    until(|| {
+        kill_process(pid, Signal::HUP).unwrap();
+        let now = waiting();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        same == 50
+    });
+    let mut status = None;
+    until(|| {
+        kill_process(pid, Signal::TERM).unwrap();
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.and_then(|status| status.code()), Some(1));
+}
+
+#[test]
 fn standard_output_gets_text_with_the_originals_keys() {
     let site = Site::new(&format!("{GOOD}interval: 5s\n"));
     let mut daemon = site.start(&[]);
