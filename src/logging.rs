@@ -92,7 +92,7 @@ impl Log {
             }
             LogFormat::Auto | LogFormat::Text => Style::Text,
         };
-        let log = Log { sink: Sink { file: Arc::new(Mutex::new(file)), path } };
+        let log = Log { sink: Sink { file: Arc::new(Mutex::new(file.map(Lines::new))), path } };
         Builder::new()
             // Libraries speak up only when something is wrong; our own lines are filtered by the maximum below.
             .filter_level(LevelFilter::Warn)
@@ -112,7 +112,7 @@ impl Log {
     /// [`LogError`]; the old file stays in use.
     pub fn reopen(&self) -> Result<(), LogError> {
         if let Some(path) = &self.sink.path {
-            *self.sink.file.lock() = Some(open(path)?);
+            *self.sink.file.lock() = Some(Lines::new(open(path)?));
         }
         Ok(())
     }
@@ -150,19 +150,55 @@ fn duplicate(stream: impl AsFd) -> Result<File, LogError> {
 /// Where lines go; nothing when they are discarded.
 #[derive(Clone)]
 struct Sink {
-    file: Arc<Mutex<Option<File>>>,
+    file: Arc<Mutex<Option<Lines>>>,
     path: Option<PathBuf>,
 }
 
 impl Write for Sink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        match &mut *self.file.lock() {
-            Some(file) => file.write(line),
-            None => Ok(line.len()),
+        if let Some(lines) = &mut *self.file.lock() {
+            lines.write(line)?;
         }
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An open log.
+struct Lines {
+    file: File,
+    /// The last line was cut off, since the disk is full for instance.
+    is_torn: bool,
+}
+
+impl Lines {
+    fn new(file: File) -> Lines {
+        Lines { file, is_torn: false }
+    }
+
+    /// Writes a line, at once unless the system takes only a part of it. After one that was cut off it begins a new line:
+    /// it must not be lost with it.
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let whole;
+        let mut rest = line;
+        if self.is_torn {
+            whole = [b"\n", line].concat();
+            rest = &whole;
+        }
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => {
+                    rest = &rest[len..];
+                    self.is_torn = !rest.is_empty();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 }
@@ -352,6 +388,10 @@ fn escape(c: char, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     const TIME: &str = "2026-06-15T12:00:00+02:00";
@@ -390,6 +430,28 @@ mod tests {
             &[("msg", "x".into()), ("time", "y".into()), ("level", (-1).into())],
             r#"time="2026-06-15T12:00:00+02:00" level=info msg=m fields.level=-1 fields.msg=x fields.time=y"#,
         );
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_does_not_take_the_next_one_with_it() {
+        let (file, mut reader) = UnixStream::pair().unwrap();
+        file.set_nonblocking(true).unwrap();
+        let mut lines = Lines::new(File::from(OwnedFd::from(file)));
+        let long = [&[b'x'; 1_000_000][..], b"\n"].concat();
+        lines.write(b"first\n").unwrap();
+        lines.write(&long).unwrap_err();
+        lines.write(&long).unwrap_err();
+        let mut read = Vec::new();
+        reader.set_nonblocking(true).unwrap();
+        let mut chunk = [0; 65_536];
+        while let Ok(len) = reader.read(&mut chunk) {
+            read.extend_from_slice(&chunk[..len]);
+        }
+        assert!(read.ends_with(b"x"), "it was not cut off");
+        lines.write(b"second\n").unwrap();
+        lines.write(b"third\n").unwrap();
+        let len = reader.read(&mut chunk).unwrap();
+        assert_eq!(&chunk[..len], b"\nsecond\nthird\n");
     }
 
     #[test]
@@ -475,7 +537,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("provisioner-log-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (path, old) = (dir.join("log"), dir.join("log.1"));
-        let file = Arc::new(Mutex::new(Some(open(&path).unwrap())));
+        let file = Arc::new(Mutex::new(Some(Lines::new(open(&path).unwrap()))));
         let log = Log { sink: Sink { file, path: Some(path.clone()) } };
         let mut sink = log.sink.clone();
         sink.write_all(b"one\n").unwrap();
