@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use choria_provisioner::cli::{self, Invocation, PROGRAM, Run, VERSION};
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::{self, Surroundings};
+use choria_provisioner::descriptors;
 use choria_provisioner::fleet::{self, Setup};
 use choria_provisioner::logging::{Log, chain};
 use choria_provisioner::ops::http::Monitor;
@@ -81,6 +82,7 @@ fn run(arguments: &Run) -> End {
 /// Runs the daemon until it is told to stop.
 fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), Box<dyn Error>> {
     let config = settings.config;
+    descriptors::raise(config.workers);
     // Before any work starts: a port in use must not end a daemon that has nodes in its hands.
     let monitor = match config.monitor_port {
         0 => None,

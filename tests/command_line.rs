@@ -142,6 +142,27 @@ fn sigterm_ends_it_well_and_takes_the_pid_file_away() {
 }
 
 #[test]
+fn the_limit_on_file_descriptors_is_raised_for_many_workers() {
+    for (most, raised, warned) in [(700, "664 ", false), (100, "100 ", true)] {
+        let site = Site::new(&format!("{GOOD}workers: 75\n"));
+        let program = env!("CARGO_BIN_EXE_choria-provisioner");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit -n {most} && ulimit -Sn 50 && exec \"$@\""), "sh"]);
+        shell.arg(program).arg("--config").arg(site.path("p.yaml"));
+        shell.arg("--choria-config").arg(site.path("c.cfg"));
+        let mut daemon = Daemon::start(shell);
+        if warned {
+            daemon.wait_for("75 workers may need 664 file descriptors and the system allows 100");
+        }
+        daemon.wait_for("Starting with");
+        let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        assert!(line["Max open files".len()..].trim_start().starts_with(raised), "{line}");
+        daemon.stop();
+    }
+}
+
+#[test]
 fn a_third_sigterm_ends_it_when_it_waits_for_whoever_reads_its_log() {
     let site = Site::new(GOOD);
     let mut child = site.command().stdout(Stdio::piped()).spawn().unwrap();
@@ -245,13 +266,9 @@ impl Site {
     }
 
     fn start(&self, arguments: &[&str]) -> Daemon {
-        let mut child = self.command().args(arguments).stdout(Stdio::piped()).spawn().unwrap();
-        let log = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        Daemon { child, lines }
+        let mut command = self.command();
+        command.args(arguments);
+        Daemon::start(command)
     }
 }
 
@@ -262,6 +279,16 @@ struct Daemon {
 }
 
 impl Daemon {
+    fn start(mut command: Command) -> Daemon {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Daemon { child, lines }
+    }
+
     /// The next line with `part` in it.
     #[track_caller]
     fn wait_for(&mut self, part: &str) -> String {
