@@ -10,9 +10,8 @@ pub mod step;
 pub mod upgrade;
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
 use crate::config::signing::SigningError;
-use crate::config::{Config, Enrollment, VerifyKeySource};
+use crate::config::{self, Config, Enrollment, VerifyKeySource};
 use crate::gate::{Closed, Gate, Reason, Term};
 use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
 use crate::jwt::provisioning::Doubt;
@@ -528,21 +527,13 @@ fn verify_key(source: Option<&VerifyKeySource>) -> Result<VerifyKey, Error> {
             VerifyKey::from_ed25519(bytes).map_err(|source| Error::VerifyKey { path: None, source })
         }
         Some(VerifyKeySource::File(path)) => {
-            let content = read_file(path)
+            let content = config::read_file(path)
+                .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other))
                 .map_err(|source| Error::VerifyKeyFile { path: path.clone(), source })?;
             VerifyKey::from_file(&content)
                 .map_err(|source| Error::VerifyKey { path: Some(path.clone()), source })
         }
     }
-}
-
-/// Largest key file, in bytes; a chain of certificates stays well below.
-const KEY_FILE_MAX: u64 = 64 * 1024;
-
-fn read_file(path: &Path) -> io::Result<String> {
-    let mut content = String::new();
-    File::open(path)?.take(KEY_FILE_MAX).read_to_string(&mut content)?;
-    Ok(content)
 }
 
 /// Why an attempt ended early.
@@ -817,6 +808,7 @@ pub struct Report {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Write as _;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::thread;

@@ -489,6 +489,17 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Why a node that answered did not get its permit back.
+    fn why_not_resumed(&self) -> Error {
+        if is_over(self.abort) {
+            Error::Stopped(Closed::Aborted)
+        } else if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            Error::Deadline { tries: 0, last: None }
+        } else {
+            Error::GivenUp { tries: 0 }
+        }
+    }
+
     /// Waits between two tries; a try whose time was up may still be answered.
     fn pause<C: Call, T>(
         &mut self,
@@ -529,7 +540,7 @@ impl<'a> Attempt<'a> {
         };
         if self.quiet != Quiet::Awake {
             if !self.patience.answered() {
-                return Err(Error::GivenUp { tries: 0 });
+                return Err(self.why_not_resumed());
             }
             self.quiet = Quiet::Awake;
         }
@@ -935,6 +946,8 @@ mod tests {
         silent: u32,
         answered: u32,
         agrees: bool,
+        /// Goes when the node answers: the process aborts while it waits for a permit.
+        abort: Option<Channel<Never>>,
         give_up: Option<Channel<Never>>,
         given_up: Receiver<Never>,
     }
@@ -947,6 +960,7 @@ mod tests {
                 silent: 0,
                 answered: 0,
                 agrees: true,
+                abort: None,
                 give_up: Some(give_up),
                 given_up,
             }
@@ -964,6 +978,7 @@ mod tests {
 
         fn answered(&mut self) -> bool {
             self.answered += 1;
+            self.abort = None;
             self.agrees
         }
 
@@ -1584,6 +1599,19 @@ mod tests {
         calm.give_up = None;
         let error = call(&mut bench.attempt(&mut calm), Action::Restart).unwrap_err();
         assert!(matches!(error, Error::GivenUp { tries: 1 }), "{error:?}");
+    }
+
+    #[test]
+    fn an_abort_while_a_node_waits_for_its_permit_is_called_one() {
+        let mut bench = Bench::new();
+        bench.net.answer(|n, asked| match n {
+            1 => vec![],
+            _ => vec![asked.reply(&jwt_body("a"))],
+        });
+        let mut calm = Calm::new();
+        (calm.agrees, calm.abort) = (false, bench.abort.take());
+        let error = jwt(&mut bench.attempt(&mut calm)).unwrap_err();
+        assert_eq!(error, Error::Stopped(Closed::Aborted));
     }
 
     #[test]
