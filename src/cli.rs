@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use argh::FromArgs;
 
 use crate::config::read_file;
+use crate::config::report::nearest;
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,6 +118,9 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
             Some((name, value)) => (name, Some(value.to_string())),
             None => (flag, None),
         };
+        if !WITH_VALUE.contains(&name) && !SWITCHES.contains(&name) {
+            return Err(UsageError(unknown(name)));
+        }
         // Saying yes and no is saying it twice.
         let subject = name.strip_prefix("no-").unwrap_or(name).to_string();
         if seen.contains(&subject) {
@@ -131,11 +135,20 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
             };
             let missing = || UsageError(format!("expected argument for flag --{name}"));
             plain.push(value.ok_or_else(missing)?);
-        } else if value.is_some() && SWITCHES.contains(&name) {
+        } else if value.is_some() {
             return Err(UsageError(format!("flag --{name} takes no argument")));
         }
     }
     Ok(plain)
+}
+
+/// What is wrong with a flag that is none of ours.
+fn unknown(name: &str) -> String {
+    let shown = name.escape_debug();
+    match nearest(name, WITH_VALUE.iter().chain(SWITCHES).copied()) {
+        Some(meant) => format!("unknown flag --{shown}; did you mean --{meant}?"),
+        None => format!("unknown flag --{shown}"),
+    }
 }
 
 /// Arguments in order; the lines of `file` take the place of one that reads `@file`.
@@ -240,9 +253,9 @@ mod tests {
         wrong(&["run", "run", "--config=a"], "unexpected argument run");
         wrong(&["-c", "a"], "unexpected argument -c");
         wrong(&["--", "--config=a"], "unexpected argument --");
-        wrong(&["--confi", "a"], "unexpected argument a");
-        wrong(&["--confi=a"], "Unrecognized argument: --confi");
-        wrong(&["--x", "--config=a"], "Unrecognized argument: --x");
+        wrong(&["--confi", "a"], "unknown flag --confi; did you mean --config?");
+        wrong(&["--confi=a"], "unknown flag --confi; did you mean --config?");
+        wrong(&["--x", "--config=a"], "unknown flag --x");
     }
 
     #[test]
@@ -292,7 +305,7 @@ mod tests {
         check(&["--config", &nested], Run { debug: true, ..plain() });
         check(&["--config=c.yaml", &file("none", "# nothing\n")], plain());
         // A line is one argument, with all its blanks.
-        wrong(&[&file("pair", "--config c.yaml")], "Unrecognized argument: --config c.yaml");
+        wrong(&[&file("pair", "--config c.yaml")], "unknown flag --config c.yaml");
         wrong(&[&file("blank", "  run")], "unexpected argument   run");
 
         wrong(&["@"], "expected @ file to expand arguments from");
