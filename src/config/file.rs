@@ -175,8 +175,10 @@ impl File {
 fn unknown(path: &str, key: &str, line: usize, known: &[&str], report: &mut Report) {
     let shown: String = key.chars().take(60).collect();
     let mut text = format!("{path}{}: unknown key, ignored", shown.escape_debug());
-    if path.is_empty() && Features::KEYS.iter().any(|feature| feature.eq_ignore_ascii_case(key)) {
-        text += &format!("; did you mean `features.{}`?", key.to_ascii_lowercase());
+    let feature = key.to_ascii_lowercase();
+    let feature = feature.strip_prefix("features.").unwrap_or(&feature);
+    if path.is_empty() && Features::KEYS.contains(&feature) {
+        text += &format!("; did you mean `{feature}` below `features:`?");
     } else if let Some(meant) = nearest(key, known.iter().copied()) {
         text += &format!("; did you mean `{path}{meant}`?");
     }

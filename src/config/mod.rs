@@ -1123,7 +1123,14 @@ mod tests {
             "features: {jtw: on}",
             "t.yaml:3: features.jtw: unknown key, ignored; did you mean `features.jwt`?",
         );
-        warns("PKI: on", "t.yaml:3: PKI: unknown key, ignored; did you mean `features.pki`?");
+        warns(
+            "PKI: on",
+            "t.yaml:3: PKI: unknown key, ignored; did you mean `pki` below `features:`?",
+        );
+        warns(
+            "features.jwt: on",
+            "t.yaml:3: features.jwt: unknown key, ignored; did you mean `jwt` below `features:`?",
+        );
         warns("broker_port: 4222", "t.yaml:3: broker_port: has no effect, as in the original");
         warns("rego_policy: x", "t.yaml:3: rego_policy: has no effect, as in the original");
         warns("interval: ''", "t.yaml:3: interval: is empty, so its default holds");
