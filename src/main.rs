@@ -53,6 +53,12 @@ fn run(arguments: &Run) -> End {
             for error in &report.errors {
                 say(format_args!("error: {error}"));
             }
+            // The path in the error is the last of several, and none that the user named.
+            if arguments.choria_config.is_none() && !client.try_exists().unwrap_or(true) {
+                say(format_args!(
+                    "no client file is where Choria looks for one: name it with --choria-config"
+                ));
+            }
             return if report.denied { End::NotPermitted } else { End::BadConfiguration };
         }
     };
