@@ -25,7 +25,7 @@ struct Arguments {
     #[argh(option)]
     daemon: PathBuf,
 
-    /// the helper's command line
+    /// the helper's command line; paths count from the project's folder, and the sample in examples/helper.rs is the default
     #[argh(option)]
     helper: String,
 
@@ -115,6 +115,12 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     // Nodes that are not there can be known by their startup event only, and nobody keeps an event for a daemon that is late.
     while !log.is_connected {
         log.read()?;
+        if interrupted() {
+            return Ok(false);
+        }
+        if !daemon.is_running() && log.last_lines.is_empty() {
+            return Err("the daemon did not start; its reason is above".to_owned());
+        }
         if !daemon.is_running() || Instant::now() > deadline {
             return Err(format!("the daemon did not connect; its log:\n{}", log.tail()));
         }

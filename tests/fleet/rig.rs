@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// How long a process may take to end after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
@@ -23,7 +24,8 @@ const REFRESH: Duration = Duration::from_millis(10);
 /// Tells whether we were asked to end, by SIGTERM or SIGINT.
 pub fn interrupted() -> Result<impl Fn() -> bool, String> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    // The broker and the daemon stay when their terminal goes.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(text)?;
     }
     Ok(move || flag.load(Ordering::Relaxed))
