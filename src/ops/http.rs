@@ -2,7 +2,8 @@
 //!
 //! Anyone can reach this port, so nothing may depend on the good will of a client. One thread serves all connections
 //! without ever blocking on one: a complete head within five seconds and 8 KiB, GET and HEAD only, the
-//! answer taken within ten seconds, then the connection is closed. At most 32 are open; more are
+//! answer taken within ten seconds, then the connection is closed. At most 32 are open. When they are, the
+//! next one takes the place of whoever has used a tenth of its time, since a request needs milliseconds; otherwise it is
 //! turned away and counted, and so is everybody when file descriptors run out.
 //!
 //! `tiny_http` reads requests and writes responses here, over memory. Its own listener is not used: it has no bounds,
@@ -260,18 +261,27 @@ impl Door {
             log::debug!(component = "monitor"; "Cannot use a connection: {error}");
             return;
         }
-        if self.guests.len() >= CONNECTIONS_MAX {
+        if self.guests.len() >= CONNECTIONS_MAX && !self.make_room(now) {
             self.pages.refuse(Refusal::Connections);
             // Whatever the socket takes at once; a client that floods us is owed no more.
             let _ = (&stream).write(&Refusal::Connections.response(false));
             let _ = stream.shutdown(Shutdown::Write);
             return;
         }
-        self.guests.push(Guest {
-            stream,
-            state: State::Reading(Vec::new()),
-            deadline: now + self.patience.head,
-        });
+        let state = State::Reading(Vec::new());
+        let mut guest = Guest { stream, state, deadline: now, yields_at: now };
+        guest.give_time(now, self.patience.head);
+        self.guests.push(guest);
+    }
+
+    /// Closes the connection that has kept its place the longest beyond what a request needs, if there is one.
+    fn make_room(&mut self, now: Instant) -> bool {
+        let slow = (0..self.guests.len()).min_by_key(|place| self.guests[*place].yields_at);
+        let Some(slow) = slow.filter(|place| self.guests[*place].yields_at <= now) else {
+            return false;
+        };
+        self.guests.swap_remove(slow).out_of_time(&self.pages);
+        true
     }
 
     /// Accepts one connection on the spare descriptor and turns it away.
@@ -304,6 +314,8 @@ struct Guest {
     stream: TcpStream,
     state: State,
     deadline: Instant,
+    /// From then on another may have its place.
+    yields_at: Instant,
 }
 
 enum State {
@@ -331,12 +343,10 @@ impl Guest {
             match read_head(&mut self.stream, head) {
                 Progress::Blocked => {}
                 Progress::Lost => self.state = State::Gone,
-                Progress::Done(request) => {
-                    self.answer(pages.answer(&request), now + patience.answer)
-                }
+                Progress::Done(request) => self.answer(pages.answer(&request), now, patience),
                 Progress::Refused(refusal, head_only) => {
                     pages.refuse(refusal);
-                    self.answer(refusal.response(head_only), now + patience.answer);
+                    self.answer(refusal.response(head_only), now, patience);
                 }
             }
         }
@@ -347,7 +357,7 @@ impl Guest {
                         Ok(()) => State::Leaving { left: LEAVING_MAX },
                         Err(_) => State::Gone,
                     };
-                    self.deadline = now + patience.leaving;
+                    self.give_time(now, patience.leaving);
                 }
                 Progress::Blocked => {}
                 Progress::Lost | Progress::Refused(..) => self.state = State::Gone,
@@ -360,16 +370,31 @@ impl Guest {
         }
     }
 
-    fn answer(&mut self, answer: Vec<u8>, deadline: Instant) {
+    fn answer(&mut self, answer: Vec<u8>, now: Instant, patience: Patience) {
         self.state = State::Writing { answer, written: 0 };
-        self.deadline = deadline;
+        self.give_time(now, patience.answer);
+    }
+
+    fn give_time(&mut self, now: Instant, time: Duration) {
+        self.deadline = now + time;
+        self.yields_at = now + time / CROWDED_SHARE;
     }
 
     /// Whether the connection stays open; counts those that took too long.
     fn is_within_time(&mut self, now: Instant, pages: &Pages) -> bool {
+        if matches!(self.state, State::Gone) {
+            return false;
+        }
+        let is_within = now < self.deadline;
+        if !is_within {
+            self.out_of_time(pages);
+        }
+        is_within
+    }
+
+    /// Counts a connection that is about to be closed, and tells its client if it can be told.
+    fn out_of_time(&mut self, pages: &Pages) {
         match &self.state {
-            State::Gone => return false,
-            _ if now < self.deadline => return true,
             State::Reading(head) => {
                 pages.refuse(Refusal::Slow);
                 if !head.is_empty() {
@@ -379,9 +404,8 @@ impl Guest {
                 }
             }
             State::Writing { .. } => pages.refuse(Refusal::Unread),
-            State::Leaving { .. } => {}
+            State::Leaving { .. } | State::Gone => {}
         }
-        false
     }
 }
 
@@ -595,6 +619,9 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 /// Connections open at a time: Prometheus, its understudy, probes, and a few people with curl.
 const CONNECTIONS_MAX: usize = 32;
 
+/// The share of its time, one part in so many, after which a connection yields its place when all are taken.
+const CROWDED_SHARE: u32 = 10;
+
 /// Connections accepted before the others get their turn.
 const ACCEPTS_MAX: usize = 64;
 
@@ -794,7 +821,7 @@ mod tests {
 
     #[test]
     fn more_than_32_connections_are_turned_away() {
-        let site = Site::start();
+        let site = Site::within(Patience { head: Duration::from_secs(3_600), ..PATIENCE });
         let mut open: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| site.connect()).collect();
         let turned_away = Answer::read(&mut site.connect());
         assert_eq!(turned_away.status, "HTTP/1.1 503 Service Unavailable");
@@ -806,6 +833,26 @@ mod tests {
         }
         drop(open);
         site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn slow_clients_on_all_places_keep_nobody_out() {
+        let site = Site::within(Patience { head: Duration::from_secs(20), ..PATIENCE });
+        let mut slow: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| site.connect()).collect();
+        slow[0].write_all(b"GET /").unwrap();
+        let served = || {
+            let (mut stream, mut text) = (site.connect(), String::new());
+            // One that is turned away may find its connection reset.
+            let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n");
+            let _ = stream.read_to_string(&mut text);
+            text.starts_with("HTTP/1.1 200 OK")
+        };
+        while !served() {
+            thread::sleep(Duration::from_millis(20));
+        }
+        // The first of them made room, long before its time was up.
+        assert_eq!(site.metrics.monitor_refused.with_label_values(&["slow"]).get(), 1);
+        assert_eq!(Answer::read(&mut slow[0]).status, "HTTP/1.1 408 Request Timeout");
     }
 
     #[test]
