@@ -178,6 +178,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         gate: gate.clone(),
         metrics: metrics.clone(),
         config: config.clone(),
+        last_key: Default::default(),
         discovery_timeout: choria.discovery_timeout,
         abort: signals.abort.clone(),
     });

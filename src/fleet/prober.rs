@@ -347,6 +347,7 @@ mod tests {
                 gate: gate.clone(),
                 metrics: net.metrics.clone(),
                 config: Arc::new(config),
+                last_key: Default::default(),
                 discovery_timeout: Duration::from_secs(2),
                 abort: abort.clone(),
             });
