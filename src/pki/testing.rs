@@ -81,6 +81,12 @@ impl Wanted {
         self
     }
 
+    /// Valid for this many days.
+    pub fn days(mut self, days: i64) -> Wanted {
+        self.valid.1 = days * 86_400;
+        self
+    }
+
     /// Valid from and until these seconds from now.
     pub fn valid(mut self, from: i64, until: i64) -> Wanted {
         self.valid = (from, until);
@@ -111,7 +117,7 @@ impl Wanted {
         let mut serial = BigNum::new().unwrap();
         serial.rand(120, MsbOption::ONE, false).unwrap();
         let now = std::time::SystemTime::now();
-        let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs().cast_signed();
+        let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
         let at = |seconds: i64| Asn1Time::from_unix(now + seconds).unwrap();
 
         let mut builder = X509::builder().unwrap();

@@ -118,12 +118,18 @@ pub fn certificates(text: &str) -> Result<Vec<X509>, Error> {
     if certificates.is_empty() { Err(Error::Certificate(problem)) } else { Ok(certificates) }
 }
 
-/// Reads the content of a key file: one RSA key, unencrypted.
+/// Reads the content of a key file: one RSA key, unencrypted, in the first PEM block, where the original looks.
 ///
 /// # Errors
 ///
 /// [`Error`], any but the ones about certificates.
 pub fn private_key(text: &str) -> Result<PKey<Private>, Error> {
+    if let Ok(block) = pem::first_block(text)
+        && !block.label.ends_with("PRIVATE KEY")
+    {
+        let label: String = block.label.chars().take(40).collect();
+        return Err(Error::Key(format!("the PEM block is a {label:?}")));
+    }
     let key = tls_key(text)?;
     if key.id() != Id::RSA {
         return Err(Error::KeyKind);
@@ -147,17 +153,17 @@ pub fn tls_key(text: &str) -> Result<PKey<Private>, Error> {
     if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
         return Err(Error::Encrypted);
     }
-    let mut block = pem::first_block(text).map_err(|error| Error::Key(error.to_string()))?;
-    // OpenSSL's tools write it before the key.
-    if block.label == "EC PARAMETERS" {
-        block = pem::first_block(block.after).map_err(|error| Error::Key(error.to_string()))?;
-    }
-    if !block.label.ends_with("PRIVATE KEY") {
-        let label: String = block.label.chars().take(40).collect();
-        return Err(Error::Key(format!("the PEM block is a {label:?}")));
+    let block = |text| pem::first_block(text).map_err(|error| Error::Key(error.to_string()));
+    let first = block(text)?;
+    let label: String = first.label.chars().take(40).collect();
+    let mut found = first;
+    // Certificates may stand in the same file, and OpenSSL's tools write parameters before a key.
+    while !found.label.ends_with("PRIVATE KEY") {
+        found =
+            block(found.after).map_err(|_| Error::Key(format!("the PEM block is a {label:?}")))?;
     }
     // PKCS#1, PKCS#8 or SEC 1, whatever the label says, as the original.
-    PKey::private_key_from_der(&block.der).map_err(|error| Error::Key(error.to_string()))
+    PKey::private_key_from_der(&found.der).map_err(|error| Error::Key(error.to_string()))
 }
 
 /// Why a certificate and a key don't sign requests.
@@ -321,7 +327,7 @@ mod tests {
             "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
         let sec1 = parameters.to_owned() + &text(ec.private_key_to_pem().unwrap());
         let pkcs8 = text(PKey::from_ec_key(ec).unwrap().private_key_to_pem_pkcs8().unwrap());
-        for key in [sec1, pkcs8, KEY.to_owned()] {
+        for key in [sec1, pkcs8, KEY.to_owned(), format!("{CERTIFICATE}{KEY}")] {
             tls_key(&key).unwrap();
         }
         assert_eq!(

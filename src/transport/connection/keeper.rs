@@ -370,11 +370,14 @@ struct Lines<'a> {
     parser: Parser,
     session: Session,
     deadline: Instant,
+    /// What it would mean if the broker said nothing more.
+    if_it_ends: Option<&'static str>,
 }
 
 impl<'a> Lines<'a> {
     fn new(socket: &'a TcpStream, deadline: Instant) -> Lines<'a> {
-        Lines { socket, parser: Parser::default(), session: Session::Plain, deadline }
+        let (parser, session) = (Parser::default(), Session::Plain);
+        Lines { socket, parser, session, deadline, if_it_ends: None }
     }
 
     /// Reads until `take` has what it wants; what it answers on the way is sent.
@@ -386,6 +389,7 @@ impl<'a> Lines<'a> {
         let mut opened = Ok(());
         loop {
             while let Some(op) = self.parser.next()? {
+                self.if_it_ends = None;
                 let mut answer = Vec::new();
                 let is_enough = take(op, &mut answer)?;
                 if !answer.is_empty() {
@@ -396,7 +400,8 @@ impl<'a> Lines<'a> {
                 }
             }
             opened?;
-            let len = read(self.socket, &mut piece, self.deadline)?;
+            let len = read(self.socket, &mut piece, self.deadline)
+                .map_err(|broken| self.explained(broken))?;
             let mut answers = Vec::new();
             opened = self.session.open(&piece[..len], &mut answers, &mut self.parser);
             self.send(&answers)?;
@@ -429,8 +434,25 @@ impl<'a> Lines<'a> {
         let mut answers = Vec::new();
         let opened = session.open(&[], &mut answers, &mut self.parser);
         self.session = Session::Tls(session);
+        // In TLS 1.3 a broker looks at our certificate after the handshake has ended for us. When it closes the connection
+        // with our next words unread, the system throws its alert away.
+        self.if_it_ends = Some(match tls.has_identity() {
+            true => "it refuses our certificate, as it seems",
+            false => "it demands a certificate, and we have none, as it seems",
+        });
         self.send(&answers)?;
         opened
+    }
+
+    /// What ended the greeting, in the light of what came before.
+    fn explained(&self, Broken(error): Broken) -> Ending {
+        match self.if_it_ends {
+            Some(why) if error.kind() != io::ErrorKind::TimedOut => {
+                let reason = format!("{why}: it closed the connection after the TLS handshake");
+                Ending { kind: ErrorKind::Tls, reason }
+            }
+            _ => broken_greeting(error),
+        }
     }
 
     fn say(&mut self, frame: &[u8]) -> Result<(), Ending> {
@@ -441,25 +463,28 @@ impl<'a> Lines<'a> {
 
     fn send(&self, bytes: &[u8]) -> Result<(), Ending> {
         let mut socket = self.socket;
-        socket.write_all(bytes).map_err(broken_greeting)
+        socket.write_all(bytes).map_err(|error| self.explained(Broken(error)))
     }
 }
 
+/// The socket's last word.
+struct Broken(io::Error);
+
 /// Reads what comes until `deadline`; at least one byte.
-fn read(mut socket: &TcpStream, piece: &mut [u8], deadline: Instant) -> Result<usize, Ending> {
+fn read(mut socket: &TcpStream, piece: &mut [u8], deadline: Instant) -> Result<usize, Broken> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(broken_greeting(io::ErrorKind::TimedOut.into()));
+            return Err(Broken(io::ErrorKind::TimedOut.into()));
         }
-        socket.set_read_timeout(Some(left)).map_err(broken_greeting)?;
+        socket.set_read_timeout(Some(left)).map_err(Broken)?;
         match socket.read(piece) {
-            Ok(0) => return Err(broken_greeting(io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => return Err(Broken(io::ErrorKind::UnexpectedEof.into())),
             Ok(len) => return Ok(len),
             Err(error) => match error.kind() {
                 // Its time is up, or a signal came: the loop looks.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                _ => return Err(broken_greeting(error)),
+                _ => return Err(Broken(error)),
             },
         }
     }
@@ -483,8 +508,15 @@ fn broken_greeting(error: io::Error) -> Ending {
     Ending { kind: ErrorKind::Handshake, reason }
 }
 
-fn during_handshake(ending: Ending) -> Ending {
-    Ending::new(ErrorKind::Tls, format!("during the TLS handshake, {}", ending.reason))
+fn during_handshake(Broken(error): Broken) -> Ending {
+    let reason = match error.kind() {
+        io::ErrorKind::TimedOut => "it takes too long over the TLS handshake".to_owned(),
+        io::ErrorKind::UnexpectedEof => {
+            "it closed the connection during the TLS handshake".to_owned()
+        }
+        _ => format!("the TLS handshake failed: {error}"),
+    };
+    Ending { kind: ErrorKind::Tls, reason }
 }
 
 fn needs_tls() -> Ending {
