@@ -69,7 +69,8 @@ fn the_client_example_shows_the_defaults_in_force() {
     let client: Vec<_> = client
         .lines()
         .filter(|line| {
-            let without_default = ["identity", "plugin.nats.", "plugin.choria.srv_domain"];
+            let without_default =
+                ["identity", "plugin.nats.", "plugin.choria.srv_domain", "plugin.choria.ssldir"];
             !without_default.iter().any(|key| line.starts_with(key)) && !line.contains("token_file")
         })
         .collect();

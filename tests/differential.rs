@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use choria_provisioner::config::choria::Network;
 use choria_provisioner::config::choria::setting;
 use choria_provisioner::config::duration::duration;
 use choria_provisioner::config::file::File;
@@ -173,7 +174,9 @@ fn client(row: &Row, dir: &Path) -> Answer {
     let domain = "example.net".to_string();
     surroundings.variables.entry("CHORIA_SRV_DOMAIN".to_string()).or_insert(domain);
     let mut report = Report::new("file");
-    let config = ChoriaConfig::load(&path, None, &surroundings, &mut report);
+    // What the original was asked about has no TLS.
+    let network = Network { is_insecure: true, password: None };
+    let config = ChoriaConfig::load(&path, network, &surroundings, &mut report);
     let settings = config.map(|config| {
         let servers = match &config.brokers {
             Brokers::Listed(servers) => {

@@ -16,6 +16,7 @@ use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
 use crate::config::duration::words;
 use crate::config::report::Report;
+use crate::config::security::{Checked, Given, Security, Written};
 use crate::config::{Secret, Surroundings, duration, read_file};
 use crate::dns;
 use crate::jwt::client;
@@ -42,6 +43,17 @@ pub struct ChoriaConfig {
     pub connect_timeout: Duration,
     /// User and password for the broker.
     pub user: Option<(String, Secret)>,
+    /// How we prove who we are, and whom we believe.
+    pub security: Security,
+}
+
+/// What the provisioner's own settings say about the network.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Network<'n> {
+    /// `choria_insecure`
+    pub is_insecure: bool,
+    /// `broker_provisioning_password`, which replaces user and password of the client file.
+    pub password: Option<&'n Secret>,
 }
 
 /// The client file that is read when none is named: the first that exists, else the last place to look.
@@ -61,10 +73,10 @@ pub fn default_file(surroundings: &Surroundings) -> PathBuf {
 impl ChoriaConfig {
     /// Reads the client file at `path` and `plugin.d/choria.cfg` beside it; what is wrong or strange goes to `report`.
     ///
-    /// `provisioning_password` replaces the file's user and password. `None` exactly if there was an error.
+    /// `None` exactly if there was an error.
     pub fn load(
         path: &Path,
-        provisioning_password: Option<&Secret>,
+        network: Network<'_>,
         surroundings: &Surroundings,
         report: &mut Report,
     ) -> Option<ChoriaConfig> {
@@ -81,7 +93,7 @@ impl ChoriaConfig {
             draft.take_plugins(&dir, surroundings, report);
         }
         warn_of_project_files(surroundings, report);
-        let config = draft.check(provisioning_password, surroundings, report);
+        let config = draft.check(network, surroundings, report);
         config.filter(|_| report.errors.len() == errors)
     }
 }
@@ -121,6 +133,7 @@ struct Draft {
     password: Option<Secret>,
     token: Option<(usize, PathBuf)>,
     signer_token: Option<(usize, PathBuf)>,
+    security: Written,
 }
 
 impl Default for Draft {
@@ -137,6 +150,7 @@ impl Default for Draft {
             password: None,
             token: None,
             signer_token: None,
+            security: Written::default(),
         }
     }
 }
@@ -198,6 +212,9 @@ impl Draft {
     ) {
         // The environment speaks only when the file does: the original asks it while it assigns a value.
         let or_variable = |name: &str| surroundings.variable(name).unwrap_or(value).to_string();
+        if Written::is_about(key) {
+            self.security.take(line, key, value);
+        }
         match key {
             "identity" => self.identity = Some((line, value.to_string())),
             "plugin.choria.middleware_hosts" => self.hosts = Some((line, value.to_string())),
@@ -234,6 +251,8 @@ impl Draft {
             "rpclimitmethod" if matches!(value, "first" | "random") => {}
             _ => match fate(key) {
                 Ok(Fate::Honoured | Fate::Ignored) | Err(None) => {}
+                // How bad that is depends on the others.
+                Ok(_) if Written::is_about(key) => {}
                 // Switched off it changes nothing.
                 Ok(Fate::Dropped(_)) if boolean(value) == Some(false) => {}
                 Ok(Fate::Dropped(why)) => report.warn(line, format!("{key}: {why}")),
@@ -248,7 +267,7 @@ impl Draft {
 
     fn check(
         self,
-        provisioning_password: Option<&Secret>,
+        network: Network<'_>,
         surroundings: &Surroundings,
         report: &mut Report,
     ) -> Option<ChoriaConfig> {
@@ -288,7 +307,7 @@ impl Draft {
                 ),
             );
         }
-        let user = match (provisioning_password, self.user, self.password) {
+        let user = match (network.password, self.user, self.password) {
             (Some(password), _, _) => Some((PROVISIONING_USER.to_string(), password.clone())),
             (None, Some(user), Some(password)) => Some((user, password)),
             (None, None, None) => None,
@@ -305,10 +324,21 @@ impl Draft {
             }
         };
         let identity = identity(self.identity, surroundings, report)?;
-        let certname = certname(&identity, surroundings);
-        // The original takes the caller from the token without TLS, too.
-        let token = self.token.or(self.signer_token);
-        let caller = token.and_then(|(line, path)| caller_of_token(line, &path, report));
+        let Checked { security, certname, caller } = self.security.check(
+            &Given {
+                is_off: network.is_insecure,
+                identity: &identity,
+                user: user.as_ref().map(|(user, _)| user.as_str()),
+                surroundings,
+                now: unix_time(),
+            },
+            report,
+        )?;
+        let caller = caller.or_else(|| {
+            // The original takes the caller from a token without using it for anything else, too.
+            let (line, path) = self.token.or(self.signer_token)?;
+            caller_of_token(line, &path, report)
+        });
         Some(ChoriaConfig {
             caller: caller.unwrap_or_else(|| format!("choria={certname}")),
             connection_name: certname,
@@ -318,6 +348,7 @@ impl Draft {
             discovery_timeout: Duration::from_secs(discovery_timeout.unsigned_abs()),
             connect_timeout,
             user,
+            security,
         })
     }
 }
@@ -357,7 +388,7 @@ pub fn setting(line: &str) -> Option<(&str, &str)> {
     })
 }
 
-fn boolean(value: &str) -> Option<bool> {
+pub(super) fn boolean(value: &str) -> Option<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "1" | "yes" | "true" | "y" | "t" => Some(true),
         "0" | "no" | "false" | "n" | "f" => Some(false),
@@ -373,7 +404,7 @@ fn boolean_or_false(line: usize, key: &str, value: &str, report: &mut Report) ->
 }
 
 /// A path; `~` at its beginning is the home directory, whatever follows.
-fn path(value: &str, surroundings: &Surroundings) -> PathBuf {
+pub(super) fn path(value: &str, surroundings: &Surroundings) -> PathBuf {
     let value = value.trim();
     match (value.strip_prefix('~'), surroundings.variable("HOME")) {
         (Some(rest), Some(home)) => PathBuf::from(format!("{home}{rest}")),
@@ -497,20 +528,6 @@ fn identity(
     }
 }
 
-/// The name of the certificate we would have, also where there are none.
-///
-/// Source: `certname` in go-choria's `providers/security/filesec/option.go`.
-fn certname(identity: &Identity, surroundings: &Surroundings) -> String {
-    if let Some(name) = surroundings.variable("MCOLLECTIVE_CERTNAME") {
-        return name.to_string();
-    }
-    match surroundings.variables.get("USER") {
-        // An empty one counts, too: the original makes ".mcollective" of it.
-        Some(user) if !surroundings.is_root => format!("{user}.mcollective"),
-        _ => identity.as_str().to_string(),
-    }
-}
-
 /// The caller that the client token in the file at `path` names.
 ///
 /// Source: `CallerID` and `SignerToken` in go-choria's `choria/framework.go`.
@@ -555,6 +572,8 @@ mod tests {
 
     use super::*;
     use crate::config::choria::keys::KEYS;
+
+    const INSECURE: Network = Network { is_insecure: true, password: None };
 
     #[test]
     fn reads_lines_as_choria_does() {
@@ -712,6 +731,10 @@ mod tests {
                     let (_, warnings) = good(&format!("{key} = false"));
                     assert!(warnings.is_empty(), "{warnings:?}");
                 }
+                // Without security there is nothing to refuse.
+                Fate::Refused(why) if Written::is_about(key) => {
+                    warns(&format!("{key} = x"), &format!("c.cfg:2: {key}: ignored: {why}"));
+                }
                 Fate::Refused(why) => {
                     let report = load(&text, &surroundings()).unwrap_err();
                     let expected = format!("c.cfg:2: {key}: {why}");
@@ -782,7 +805,13 @@ mod tests {
         let mut draft = Draft::default();
         let text = format!("{HOSTS}plugin.nats.user = u\n");
         draft.take(text.as_bytes(), "", &surroundings(), &mut report);
-        let config = draft.check(Some(&Secret::new("pw")), &surroundings(), &mut report).unwrap();
+        let config = draft
+            .check(
+                Network { password: Some(&Secret::new("pw")), ..INSECURE },
+                &surroundings(),
+                &mut report,
+            )
+            .unwrap();
         assert_eq!(config.user, Some(("provisioner".into(), Secret::new("pw"))));
         assert!(report.warnings.is_empty());
     }
@@ -878,7 +907,7 @@ mod tests {
             let mut around = surroundings();
             around.variables.insert("HOME".into(), home.into());
             let mut report = Report::new("c.cfg");
-            let config = ChoriaConfig::load(&file, None, &around, &mut report).unwrap();
+            let config = ChoriaConfig::load(&file, INSECURE, &around, &mut report).unwrap();
             let place = format!("{}/plugin.d/", dir.display());
             let warnings = report.warnings.iter().map(|w| w.to_string().replace(&place, ""));
             (config.brokers.to_string(), warnings.collect::<Vec<_>>())
@@ -898,8 +927,10 @@ mod tests {
         assert_eq!(read(dir.to_str().unwrap()), own);
 
         let mut report = Report::new("c.cfg");
-        assert!(ChoriaConfig::load(&dir, None, &surroundings(), &mut report).is_none());
-        assert!(ChoriaConfig::load(&dir.join("no"), None, &surroundings(), &mut report).is_none());
+        assert!(ChoriaConfig::load(&dir, INSECURE, &surroundings(), &mut report).is_none());
+        assert!(
+            ChoriaConfig::load(&dir.join("no"), INSECURE, &surroundings(), &mut report).is_none()
+        );
         assert_eq!(report.errors.len(), 2);
         std::fs::remove_dir_all(&dir).unwrap();
     }
@@ -915,7 +946,7 @@ mod tests {
         std::fs::write(&project, "plugin.choria.middleware_hosts = evil:1\n").unwrap();
         let around = Surroundings { directory: Some(below), ..surroundings() };
         let mut report = Report::new("c.cfg");
-        let config = ChoriaConfig::load(&file, None, &around, &mut report).unwrap();
+        let config = ChoriaConfig::load(&file, INSECURE, &around, &mut report).unwrap();
         assert_eq!(config.brokers.to_string(), "nats://a:1");
         let expected = format!("{}: not read: ", project.display());
         let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
@@ -953,7 +984,7 @@ mod tests {
             let mut draft = Draft::default();
             let mut report = Report::new("c.cfg");
             draft.take(&bytes, "", &surroundings(), &mut report);
-            draft.check(None, &surroundings(), &mut report);
+            draft.check(INSECURE, &surroundings(), &mut report);
         }
     }
 
@@ -971,7 +1002,7 @@ mod tests {
     fn load(text: &str, surroundings: &Surroundings) -> Result<(ChoriaConfig, Report), Report> {
         let (mut draft, mut report) = (Draft::default(), Report::new("c.cfg"));
         draft.take(text.as_bytes(), "", surroundings, &mut report);
-        match draft.check(None, surroundings, &mut report) {
+        match draft.check(INSECURE, surroundings, &mut report) {
             Some(config) if report.errors.is_empty() => Ok((config, report)),
             _ => Err(report),
         }

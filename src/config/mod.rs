@@ -9,6 +9,7 @@ pub mod duration;
 pub mod file;
 pub mod pattern;
 pub mod report;
+pub mod security;
 pub mod signing;
 pub mod surroundings;
 pub mod yaml;
@@ -18,15 +19,18 @@ use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use log::LevelFilter;
 use regex::Regex;
+use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
 pub use crate::config::choria::ChoriaConfig;
+use crate::config::choria::Network;
 pub use crate::config::duration::duration;
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
@@ -192,9 +196,16 @@ pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<S
             None
         }
     };
-    let password = config.as_ref().and_then(|config| config.broker_provisioning_password.as_ref());
+    let network = match &config {
+        Some(config) => Network {
+            is_insecure: config.choria_insecure,
+            password: config.broker_provisioning_password.as_ref(),
+        },
+        // What a secure network lacks would be news of a mistake that may not have been made.
+        None => Network { is_insecure: true, password: None },
+    };
     let mut client_report = Report::new(client.display().to_string());
-    let choria = ChoriaConfig::load(client, password, surroundings, &mut client_report);
+    let choria = ChoriaConfig::load(client, network, surroundings, &mut client_report);
     report.append(client_report);
     match (config, choria) {
         (Some(config), Some(choria)) => Ok(Settings { config, choria, warnings: report.warnings }),
@@ -326,11 +337,6 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
         {
             refuse(key, *line);
         }
-    }
-    match &file.choria_insecure {
-        Some(At { value: true, .. }) => {}
-        Some(At { line, .. }) => report.error(*line, SECURE_UNSUPPORTED),
-        None => report.error(None, SECURE_UNSUPPORTED),
     }
 }
 
@@ -687,6 +693,25 @@ pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads a file that holds a secret, which is wiped from memory when it is no longer needed.
+pub(crate) fn read_secret(path: &Path) -> io::Result<Zeroizing<String>> {
+    // As large as it may ever become: when it grows, the old place is not wiped.
+    let mut text = Zeroizing::new(String::with_capacity(SECRET_BYTES_MAX as usize + 1));
+    OpenFile::open(path)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > SECRET_BYTES_MAX {
+        return Err(io::Error::other(format!("larger than {SECRET_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+/// Nobody but us needs the key; a group that reads it may be ours.
+pub(crate) fn is_open_to_all(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o007 != 0)
+}
+
+/// Bytes of a file with a token, a key or a seed, as for the tokens themselves.
+const SECRET_BYTES_MAX: u64 = 64 * 1024;
+
 /// Bytes of a configuration or key file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -696,9 +721,6 @@ const WORKERS_MAX: i64 = 1_024;
 /// Names of people and of privileged programs, which no node may take.
 const DENY_DEFAULT: &[&str] =
     &[r"\.privileged.mcollective$", r"\.privileged.choria$", r"\.mcollective$", r"\.choria$"];
-
-const SECURE_UNSUPPORTED: &str =
-    "choria_insecure: must be true, TLS and signatures are not supported by this version yet";
 
 /// A text that must not be shown: a password, a token, a key.
 #[derive(Clone, PartialEq, Eq)]
@@ -1101,10 +1123,15 @@ mod tests {
             &["t.yaml:3: admin_socket: not supported by this version yet"],
         );
         wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
+    }
+
+    #[test]
+    fn a_network_is_secure_unless_it_is_said_not_to_be() {
         let mut report = Report::new("t.yaml");
-        assert!(Config::parse(b"helper: /bin/true\n", &mut report).is_none());
-        assert_eq!(report.errors.len(), 1);
-        assert_eq!(report.errors[0].text, SECURE_UNSUPPORTED);
+        assert!(!Config::parse(b"helper: /bin/true\n", &mut report).unwrap().choria_insecure);
+        let yaml = b"helper: /bin/true\nchoria_insecure: no\n";
+        assert!(!Config::parse(yaml, &mut report).unwrap().choria_insecure);
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
     }
 
     #[test]
@@ -1233,11 +1260,10 @@ mod tests {
             "t.yaml:4: site: given twice",
             "helper",
             "jwt_verify_cert",
-            "choria_insecure",
         ] {
             assert!(errors.iter().any(|error| error.contains(expected)), "{expected}: {errors:#?}");
         }
-        assert_eq!(errors.len(), 6);
+        assert_eq!(errors.len(), 5);
         assert_eq!(report.warnings.len(), 2);
     }
 

@@ -4,18 +4,16 @@
 //! beside a new token for a moment, and no node would be let in with what such a pair signs.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use crate::config::VerifyKeySource;
 use crate::config::duration::words;
 use crate::config::file::At;
 use crate::config::report::Report;
+use crate::config::{VerifyKeySource, is_open_to_all, read_secret};
 use crate::jwt::client;
 use crate::jwt::hex;
 use crate::jwt::server::{Issuer, IssuerError};
@@ -65,21 +63,11 @@ impl SigningFiles {
 const KEY: &str = "jwt_signing_key";
 const TOKEN: &str = "jwt_signing_token";
 
-/// Largest file, in bytes, as for the tokens themselves.
-const FILE_BYTES_MAX: u64 = 64 * 1024;
-
 /// Of the file that `setting` names.
 fn content(setting: &'static str, path: &Path) -> Result<Zeroizing<String>, SigningError> {
     let fault =
         |error| SigningError { setting, path: path.to_path_buf(), fault: Fault::Unreadable(error) };
-    // As large as it may ever become: when it grows, the old place is not wiped.
-    let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize + 1));
-    let file = File::open(path).map_err(fault)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(fault)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(fault(io::Error::other(format!("larger than {FILE_BYTES_MAX} bytes"))));
-    }
-    Ok(text)
+    read_secret(path).map_err(fault)
 }
 
 /// What is written about signing.
@@ -166,11 +154,6 @@ pub(super) fn signing(
         (Ok(_), None) => {}
     }
     Some(files)
-}
-
-/// Nobody but us needs the key; a group that reads it may be ours.
-fn is_open_to_all(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o007 != 0)
 }
 
 /// That no server JWT will be valid for as long as the site wants.
@@ -261,6 +244,7 @@ impl std::error::Error for SigningError {
 mod tests {
     use std::fs::Permissions;
     use std::ops::Deref;
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use serde_json::{Value, json};

@@ -19,6 +19,7 @@
 
 pub mod discoverer;
 pub mod finisher;
+mod keychain;
 pub mod listener;
 pub mod prober;
 pub mod registry;
@@ -41,10 +42,12 @@ use parking_lot::Mutex;
 
 use crate::clock::unix_time;
 use crate::config::choria::ChoriaConfig;
+use crate::config::security::{self, Security};
 use crate::config::signing::SigningFiles;
 use crate::config::{Config, HelperMode};
 use crate::fleet::discoverer::{Discoverer, LastSuccess};
 use crate::fleet::finisher::Finisher;
+use crate::fleet::keychain::Keychain;
 use crate::fleet::listener::Listener;
 use crate::fleet::prober::Prober;
 use crate::fleet::roster::Roster;
@@ -58,11 +61,10 @@ use crate::metrics::Metrics;
 use crate::node;
 use crate::ops::http::{Monitor, Readiness};
 use crate::protocol::subject::{self, BadSubject};
-use crate::protocol::{self, Codec, RequestId, Sender as WireSender, lifecycle, v1};
+use crate::protocol::{self, RequestId, lifecycle};
 use crate::rpc::{self, Rpc};
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::{self, Connection, Options};
-use crate::transport::login::Credentials;
 use crate::transport::{Link, Publish, Transport};
 
 /// Outcomes on their way to the finisher; prober and workers wait when there are more.
@@ -99,6 +101,8 @@ pub struct Setup {
 /// Why the daemon could not start.
 #[derive(Debug)]
 pub enum RunError {
+    /// One of our keys can't be read or used.
+    Keys(security::Problem),
     /// The connection could not be begun.
     Connection(connection::StartError),
     /// The reply subscription could not be made.
@@ -117,6 +121,7 @@ pub enum RunError {
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            RunError::Keys(_) => f.write_str("could not use our keys"),
             RunError::Connection(_) => f.write_str("could not start the connection"),
             RunError::Rpc(_) => f.write_str("could not subscribe to replies"),
             RunError::Component(_) => f.write_str("lifecycle_component can't be part of a subject"),
@@ -128,6 +133,7 @@ impl fmt::Display for RunError {
 impl std::error::Error for RunError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
+            RunError::Keys(error) => Some(error),
             RunError::Connection(error) => Some(error),
             RunError::Rpc(error) => Some(error),
             RunError::Component(error) => Some(error),
@@ -149,24 +155,17 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let gate = Arc::new(Gate::new());
 
     let (links, link_changed) = Links::new(gate.clone());
-    let connection = connect(&choria, &metrics, {
+    let (keychain, codec) = Keychain::open(&choria).map_err(RunError::Keys)?;
+    let connection = connect(&choria, &metrics, &keychain, {
         let links = links.clone();
         move |link| links.put(link)
     })?;
     let transport: Arc<dyn Transport> = connection.clone();
 
-    let sender = WireSender { identity: choria.identity.clone(), caller: choria.caller.clone() };
-    let codec = Codec::V1(v1::Codec::insecure(sender.clone()));
     let instance = RequestId::random();
-    let rpc = Rpc::start(
-        transport.clone(),
-        codec,
-        sender,
-        instance.as_str(),
-        choria.ttl_secs,
-        metrics.clone(),
-    )
-    .map_err(RunError::Rpc)?;
+    let rpc =
+        Rpc::start(transport.clone(), codec, instance.as_str(), choria.ttl_secs, metrics.clone())
+            .map_err(RunError::Rpc)?;
 
     let limits = registry::Limits::new(config.interval, config.retry_max);
     let (roster, queues) = Roster::new(limits, config.work_queue, metrics.clone());
@@ -265,13 +264,17 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         links,
         link_changed,
         gate_changed: gate.watch(),
+        renew: Box::new({
+            let rpc = rpc.clone();
+            move || keychain.renew(&rpc)
+        }),
         announcement: Some(lifecycle::startup_event(
             &choria.identity,
             version,
             &protocol::event_id(),
             unix_time(),
         )),
-        tokens: Tokens::new(config.signing.clone()),
+        tokens: Tokens::new(config.signing.clone(), choria.security),
     };
     main.serve(&signals, &log);
     main.stop(&signals, &log, threads, config.drain_timeout, &connection);
@@ -304,6 +307,8 @@ struct Main {
     links: Arc<Links>,
     link_changed: Receiver<()>,
     gate_changed: Receiver<()>,
+    /// Takes the keys into use that were read for the connection.
+    renew: Box<dyn Fn()>,
     /// Our startup event, until it is sent.
     announcement: Option<Vec<u8>>,
     tokens: Tokens,
@@ -359,6 +364,7 @@ impl Main {
     /// The connection came or went.
     fn link(&mut self) {
         if let Some(Link::Up { .. }) = self.links.take() {
+            (self.renew)();
             self.announce();
             if self.links.open() {
                 // A full channel holds the request already; a closed one has nobody left who discovers.
@@ -425,19 +431,24 @@ impl Main {
     }
 }
 
-/// Looks at the token we sign with, also while there is no node to sign for.
+/// Looks at the tokens we sign and log in with, also while there is nothing to use them for.
 struct Tokens {
     signing: Option<SigningFiles>,
+    login: Security,
     warned: Seldom,
+    login_warned: Seldom,
     failed: Seldom,
 }
 
 impl Tokens {
-    fn new(signing: Option<SigningFiles>) -> Tokens {
-        let mut warned = Seldom::every(EXPIRY_LOG);
-        // It was said at the start.
-        warned.now(Instant::now());
-        Tokens { signing, warned, failed: Seldom::every(SIGNING_LOG) }
+    fn new(signing: Option<SigningFiles>, login: Security) -> Tokens {
+        let said_at_start = || {
+            let mut seldom = Seldom::every(EXPIRY_LOG);
+            seldom.now(Instant::now());
+            seldom
+        };
+        let (warned, login_warned) = (said_at_start(), said_at_start());
+        Tokens { signing, login, warned, login_warned, failed: Seldom::every(SIGNING_LOG) }
     }
 
     /// When to look again.
@@ -446,6 +457,23 @@ impl Tokens {
     }
 
     fn look(&mut self, metrics: &Metrics) {
+        self.look_at_login(metrics);
+        self.look_at_signing(metrics);
+    }
+
+    fn look_at_login(&mut self, metrics: &Metrics) {
+        // If it can't be read, the next connection says so; this one has no need of it.
+        let now = unix_time();
+        let Some(expires) = self.login.expires(now) else { return };
+        metrics.token_expires("login", expires);
+        if let Some(warning) = self.login.expiry_warning(expires, now)
+            && self.login_warned.now(Instant::now()).is_some()
+        {
+            log::warn!(component = "provisioner"; "{warning}");
+        }
+    }
+
+    fn look_at_signing(&mut self, metrics: &Metrics) {
         let (Some(files), now) = (&self.signing, unix_time()) else { return };
         match files.read(now) {
             Ok(issuer) => {
@@ -565,13 +593,12 @@ fn end_on_panic() {
 fn connect(
     choria: &ChoriaConfig,
     metrics: &Arc<Metrics>,
+    keychain: &Arc<Keychain>,
     on_link: impl Fn(Link) + Send + Sync + 'static,
 ) -> Result<Arc<Connection>, RunError> {
-    let user = choria.user.clone();
+    let keychain = Arc::clone(keychain);
     let options = Options {
-        credentials: Box::new(move || {
-            Ok(Credentials { user: user.clone(), ..Credentials::default() })
-        }),
+        credentials: Box::new(move || keychain.credentials()),
         connect_timeout: choria.connect_timeout,
         on_link: Box::new(on_link),
         ..Options::new(choria.brokers.clone(), &choria.connection_name, metrics.clone())
@@ -636,8 +663,9 @@ mod tests {
                 trigger,
                 links,
                 link_changed,
+                renew: Box::new(|| {}),
                 announcement: Some(b"we are here".to_vec()),
-                tokens: Tokens::new(None),
+                tokens: Tokens::new(None, Security::Off),
             };
             Bench { main, memory, triggered }
         }

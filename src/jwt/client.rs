@@ -86,6 +86,11 @@ impl Credentials {
         &self.token.own.callerid
     }
 
+    /// The organization the token belongs to; it may be none.
+    pub fn organization(&self) -> &str {
+        &self.token.own.ou
+    }
+
     /// The key of the seed.
     pub fn key(&self) -> &SigningKey {
         &self.key

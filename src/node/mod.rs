@@ -1785,8 +1785,8 @@ mod tests {
                 identity: Identity::parse("prov1.example.net").unwrap(),
                 caller: "choria=prov1.example.net".to_owned(),
             };
-            let codec = Codec::V1(v1::Codec::insecure(sender.clone()));
-            let rpc = Rpc::start(memory.clone(), codec, sender, "i1", 60, metrics.clone()).unwrap();
+            let codec = Codec::V1(v1::Codec::insecure(sender));
+            let rpc = Rpc::start(memory.clone(), codec, "i1", 60, metrics.clone()).unwrap();
             let limits = Limits { timeout: LONG, output_max: 1 << 20 };
             let helper = Helper::new(config.helper.clone(), limits, metrics.clone());
             let gate = Arc::new(Gate::new());

@@ -249,6 +249,14 @@ pub enum Codec {
 }
 
 impl Codec {
+    /// Who we are in its requests.
+    pub fn sender(&self) -> &Sender {
+        match self {
+            Codec::V1(codec) => codec.sender(),
+            Codec::V2(codec) => codec.sender(),
+        }
+    }
+
     /// A new id for a request, made at `unix_time`, in seconds, of random bytes.
     pub fn request_id(&self, unix_time: i64, random: [u8; 16]) -> RequestId {
         match self {

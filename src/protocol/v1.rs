@@ -47,6 +47,11 @@ impl Codec {
         Codec::new(sender, Signer::Insecure)
     }
 
+    /// Who we are in its requests.
+    pub fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
     /// The transport document for `request`.
     pub fn encode(&self, request: &Request<'_>) -> Vec<u8> {
         let inner = self.request_document(request);

@@ -54,6 +54,11 @@ impl Codec {
         Codec { sender, signer: Arc::new(signer) }
     }
 
+    /// Who we are in its requests.
+    pub fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
     /// The transport document for `request`.
     pub fn encode(&self, request: &Request<'_>) -> Vec<u8> {
         let inner = self.request_document(request);

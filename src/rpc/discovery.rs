@@ -145,7 +145,7 @@ fn discover_within(
             recv(at(quiet)) -> _ => break,
         }
     }
-    registration.listen_for_late_finds(rpc.codec.clone());
+    registration.listen_for_late_finds(rpc.codec());
     for reply in replies.try_iter() {
         search.read(&reply.payload);
     }
@@ -164,7 +164,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Whether it was a reply to this discovery, usable or not.
     fn read(&mut self, payload: &[u8]) -> bool {
-        match self.rpc.shared.read_find(&self.rpc.codec, self.id, payload) {
+        match self.rpc.shared.read_find(&self.rpc.codec(), self.id, payload) {
             Ok(Some(identity)) => {
                 self.seen.replies += 1;
                 (self.found)(identity);
@@ -226,7 +226,7 @@ impl Shared {
 }
 
 impl Registration {
-    fn listen_for_late_finds(&self, codec: Codec) {
+    fn listen_for_late_finds(&self, codec: Arc<Codec>) {
         self.entry.route.lock().sink = Sink::LateFinds(codec);
     }
 }

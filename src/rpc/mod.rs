@@ -19,12 +19,13 @@ pub(crate) mod testing;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender as Channel, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 pub use self::actions::{Action, BadReply, Body, Call};
 pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience};
@@ -34,10 +35,9 @@ use self::discovery::{Burst, LATE_FINDS_MAX};
 use crate::clock::unix_nanos;
 use crate::metrics::Metrics;
 use crate::protocol::json::excerpt;
-use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
+use crate::protocol::subject::{self, BadSubject, Pattern, ReplySubjects, Subject};
 use crate::protocol::{
     self, Codec, DecodeError, Identity, NANOS_PER_SEC, REPLY_BYTES_MAX, Reply, Request, RequestId,
-    Sender,
 };
 use crate::transport::{Message, Publish, PublishError, Subscription, Transport};
 
@@ -85,13 +85,15 @@ pub enum Answer {
 /// Sends requests and takes all replies of the process.
 pub struct Rpc {
     transport: Arc<dyn Transport>,
-    codec: Codec,
+    codec: RwLock<Arc<Codec>>,
+    /// Sets this process apart in the subject of replies.
+    instance: String,
     ttl_secs: u32,
     shared: Arc<Shared>,
     /// Keeps the last discovery's request alive, for the late ones.
     last_discovery: Mutex<Option<Registration>>,
     late_finds: Receiver<Identity>,
-    _subscription: Subscription,
+    subscription: Mutex<Subscription>,
 }
 
 /// What to send, and where.
@@ -110,7 +112,7 @@ enum NoResponders {
 
 /// What the reader thread needs.
 struct Shared {
-    subjects: ReplySubjects,
+    subjects: RwLock<Arc<ReplySubjects>>,
     pending: Mutex<HashMap<RequestId, Arc<Entry>>>,
     metrics: Arc<Metrics>,
     late_finds: Channel<Identity>,
@@ -159,7 +161,7 @@ enum Sink {
     /// To the discovery that runs.
     Discovery(Arc<Burst>),
     /// To the late finds, decoded on the spot: there are few and they are small.
-    LateFinds(Codec),
+    LateFinds(Arc<Codec>),
 }
 
 /// Keeps a request's id known; answers that come after this was dropped are counted and dropped too.
@@ -182,35 +184,61 @@ impl Rpc {
     pub fn start(
         transport: Arc<dyn Transport>,
         codec: Codec,
-        sender: Sender,
         instance: &str,
         ttl_secs: u32,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Rpc>, StartError> {
-        let subjects = ReplySubjects::new(&sender.caller, instance).map_err(StartError)?;
+        let subjects = ReplySubjects::new(&codec.sender().caller, instance).map_err(StartError)?;
+        let pattern = subjects.pattern();
         let (late_sender, late_finds) = bounded(LATE_FINDS_MAX);
         let shared = Arc::new(Shared {
-            subjects,
+            subjects: RwLock::new(Arc::new(subjects)),
             pending: Mutex::new(HashMap::new()),
             metrics,
             late_finds: late_sender,
             waiting: Bound::new(WAITING_BYTES_MAX),
             seconds: Bound::new(SECONDS_BYTES_MAX),
         });
-        let reader = shared.clone();
-        let subscription = transport.subscribe(
-            &shared.subjects.pattern(),
-            Arc::new(move |message| reader.deliver(message)),
-        );
+        let subscription = shared.listen(&*transport, &pattern);
         Ok(Arc::new(Rpc {
             transport,
-            codec,
+            codec: RwLock::new(Arc::new(codec)),
+            instance: instance.to_owned(),
             ttl_secs,
             shared,
             last_discovery: Mutex::new(None),
             late_finds,
-            _subscription: subscription,
+            subscription: Mutex::new(subscription),
         }))
+    }
+
+    /// Wraps requests with `codec` from now on. Another caller gets its replies on another subject, and those to its
+    /// former self are lost; so this is for the time between two connections.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`]; then nothing has changed.
+    pub fn renew(&self, codec: Codec) -> Result<(), StartError> {
+        let caller = &codec.sender().caller;
+        if *caller != self.codec().sender().caller {
+            let subjects = ReplySubjects::new(caller, &self.instance).map_err(StartError)?;
+            let pattern = subjects.pattern();
+            *self.shared.subjects.write() = Arc::new(subjects);
+            let subscription = self.shared.listen(&*self.transport, &pattern);
+            let former = mem::replace(&mut *self.subscription.lock(), subscription);
+            drop(former);
+        }
+        *self.codec.write() = Arc::new(codec);
+        Ok(())
+    }
+
+    /// Who we are in requests.
+    pub fn caller(&self) -> String {
+        self.codec().sender().caller.clone()
+    }
+
+    fn codec(&self) -> Arc<Codec> {
+        self.codec.read().clone()
     }
 
     /// Sends one request to `node`; its answers go to `sink` as long as the registration lives. A full sink loses them.
@@ -233,7 +261,7 @@ impl Rpc {
     }
 
     fn register(&self, sink: Sink) -> Registration {
-        let id = self.codec.request_id(unix_nanos() / NANOS_PER_SEC, protocol::random_bytes());
+        let id = self.codec().request_id(unix_nanos() / NANOS_PER_SEC, protocol::random_bytes());
         let entry = Arc::new(Entry {
             route: Mutex::new(Route { sink, second: None }),
             answers: AtomicU32::new(0),
@@ -249,7 +277,7 @@ impl Rpc {
         no_responders: NoResponders,
         registration: &Registration,
     ) -> Result<(), SendError> {
-        let reply_to = self.shared.subjects.for_request(registration.id);
+        let reply_to = self.shared.subjects().for_request(registration.id);
         let payload = self.encode(ask, registration.id, &reply_to);
         // Nodes answer to the subject within the request; the NATS one is for the broker.
         let reply = match no_responders {
@@ -262,7 +290,7 @@ impl Rpc {
     }
 
     fn encode(&self, ask: &Ask<'_>, id: RequestId, reply_to: &Subject) -> Vec<u8> {
-        self.codec.encode(&Request {
+        self.codec().encode(&Request {
             id,
             agent: ask.agent,
             filter_agent: ask.filter_agent,
@@ -279,7 +307,7 @@ impl Rpc {
         let agent = action.agent();
         let ask = Ask { subject: &subject::node(node), agent, filter_agent: agent, body };
         let id = RequestId::random();
-        self.encode(&ask, id, &self.shared.subjects.for_request(id)).len()
+        self.encode(&ask, id, &self.shared.subjects().for_request(id)).len()
     }
 
     /// The largest message the broker takes now, in bytes.
@@ -310,7 +338,7 @@ impl Rpc {
 
     /// The rule of acceptance: the hash is right, the id is the one asked under, the sender is the node asked.
     fn accept(&self, node: &Identity, id: RequestId, payload: &[u8]) -> Result<Reply, Unexpected> {
-        let accepted = match self.codec.decode_reply(payload) {
+        let accepted = match self.codec().decode_reply(payload) {
             Err(error) => Err(Unexpected::from(&error)),
             Ok(reply) if reply.request_id != id => Err(Unexpected::OtherRequest),
             Ok(reply) if reply.sender != node.as_str() => Err(Unexpected::OtherSender),
@@ -334,9 +362,19 @@ impl Rpc {
 }
 
 impl Shared {
+    /// Takes replies from now on.
+    fn listen(self: &Arc<Self>, transport: &dyn Transport, pattern: &Pattern) -> Subscription {
+        let shared = self.clone();
+        transport.subscribe(pattern, Arc::new(move |message| shared.deliver(message)))
+    }
+
+    fn subjects(&self) -> Arc<ReplySubjects> {
+        self.subjects.read().clone()
+    }
+
     /// Runs on the reader thread: no decoding, no waiting.
     fn deliver(&self, message: Message) {
-        let Some(id) = self.subjects.request_id(&message.subject) else {
+        let Some(id) = self.subjects().request_id(&message.subject) else {
             return self.count(Unexpected::UnknownRequest);
         };
         let entry = self.pending.lock().get(&id).cloned();

@@ -84,9 +84,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         identity: Identity::parse("provisioner.example.net").map_err(text)?,
         caller: "choria=provisioner.example.net".to_owned(),
     };
-    let codec = Codec::V1(v1::Codec::insecure(sender.clone()));
+    let codec = Codec::V1(v1::Codec::insecure(sender));
     let instance = RequestId::random();
-    let rpc = Rpc::start(transport, codec, sender, instance.as_str(), 60, metrics).map_err(text)?;
+    let rpc = Rpc::start(transport, codec, instance.as_str(), 60, metrics).map_err(text)?;
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         let threads: Vec<_> =

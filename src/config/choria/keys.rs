@@ -1,7 +1,7 @@
 //! Every key of Choria's client file, and what becomes of it here.
 //!
-//! A provisioner is a client that signs nothing while `choria_insecure` is on, so most keys mean nothing to it: they belong
-//! to servers, brokers, other commands, or to TLS. They are named all the same, so that README can say of each what it does.
+//! A provisioner is a client of a few actions, so most keys mean nothing to it: they belong to servers, brokers and other
+//! commands. They are named all the same, so that README can say of each what it does.
 //!
 //! Source: go-choria's `config/config.go` and `config/choria.go`.
 
@@ -31,7 +31,19 @@ pub const KEYS: &[(&str, Fate)] = &[
     ("plugin.choria.network.connect_timeout", Fate::Honoured),
     ("plugin.nats.user", Fate::Honoured),
     ("plugin.nats.pass", Fate::Honoured),
+    ("plugin.security.provider", Fate::Honoured),
+    ("plugin.security.file.certificate", Fate::Honoured),
+    ("plugin.security.file.key", Fate::Honoured),
+    ("plugin.security.file.ca", Fate::Honoured),
+    ("plugin.choria.ssldir", Fate::Honoured),
+    ("plugin.security.support_legacy_certificates", Fate::Honoured),
     ("plugin.security.choria.token_file", Fate::Honoured),
+    ("plugin.security.choria.seed_file", Fate::Honoured),
+    ("plugin.security.choria.ca", Fate::Honoured),
+    ("plugin.security.choria.certificate", Fate::Honoured),
+    ("plugin.security.choria.key", Fate::Honoured),
+    ("plugin.security.cipher_suites", Fate::Honoured),
+    ("plugin.security.ecc_curves", Fate::Honoured),
     ("plugin.choria.security.request_signer.token_file", Fate::Honoured),
     // What is refused.
     (
@@ -44,35 +56,25 @@ pub const KEYS: &[(&str, Fate)] = &[
         "plugin.choria.require_client_filter",
         Fate::Refused("must be false: a discovery asks every node, and so has no filter"),
     ),
+    ("plugin.choria.security.request_signer.url", Fate::Refused(NO_SIGNER)),
+    ("plugin.choria.security.request_signer.service", Fate::Refused(NO_SIGNER)),
+    ("plugin.security.client_anon_tls", Fate::Refused(NO_ANONYMOUS_TLS)),
     // What the original acts on.
     ("plugin.choria.federation.collectives", Fate::Dropped(NO_FEDERATION)),
     ("plugin.choria.federation_middleware_hosts", Fate::Dropped(NO_FEDERATION)),
-    ("plugin.choria.security.request_signer.url", Fate::Dropped(NO_SIGNER)),
-    ("plugin.choria.security.request_signer.service", Fate::Dropped(NO_SIGNER)),
-    ("plugin.security.client_anon_tls", Fate::Dropped(NO_ANONYMOUS_TLS)),
-    ("plugin.security.server_anon_tls", Fate::Dropped(NO_ANONYMOUS_TLS)),
+    ("plugin.security.server_anon_tls", Fate::Dropped("ignored: it is for servers")),
     ("rpclimitmethod", Fate::Dropped(NO_LIMIT)),
     // The provisioner has its own.
     ("collectives", Fate::Ignored),
     ("main_collective", Fate::Ignored),
     ("logfile", Fate::Ignored),
     ("loglevel", Fate::Ignored),
-    // TLS and signatures.
-    ("plugin.security.provider", Fate::Ignored),
-    ("plugin.security.cipher_suites", Fate::Ignored),
-    ("plugin.security.ecc_curves", Fate::Ignored),
-    ("plugin.security.support_legacy_certificates", Fate::Ignored),
+    // For brokers and nodes, and for providers we don't have.
     ("plugin.security.issuer.*", Fate::Ignored),
-    ("plugin.security.file.*", Fate::Ignored),
-    ("plugin.security.choria.seed_file", Fate::Ignored),
-    ("plugin.security.choria.certificate", Fate::Ignored),
-    ("plugin.security.choria.key", Fate::Ignored),
-    ("plugin.security.choria.ca", Fate::Ignored),
     ("plugin.security.choria.trusted_signers", Fate::Ignored),
     ("plugin.security.choria.sign_replies", Fate::Ignored),
     ("plugin.security.certmanager.*", Fate::Ignored),
     ("plugin.security.pkcs11.*", Fate::Ignored),
-    ("plugin.choria.ssldir", Fate::Ignored),
     ("plugin.choria.security.request_signer.seed_file", Fate::Ignored),
     // For other commands.
     ("color", Fate::Ignored),
@@ -120,8 +122,9 @@ pub const KEYS: &[(&str, Fate)] = &[
 
 pub(super) const NO_FEDERATION: &str =
     "ignored: provisioning knows no federation, and the original's requests would not reach nodes";
-const NO_SIGNER: &str = "ignored: nobody else signs our requests";
-const NO_ANONYMOUS_TLS: &str = "ignored: we never connect without saying who we are";
+const NO_SIGNER: &str =
+    "nobody else signs the requests of a provisioner; use a certificate or a token of its own";
+const NO_ANONYMOUS_TLS: &str = "we never connect without knowing the broker and saying who we are; use a certificate or a token of our own";
 const NO_LIMIT: &str =
     "ignored: only first and random are known, and with others no request of the original leaves";
 

@@ -1,0 +1,1323 @@
+//! How we prove who we are to brokers and nodes, and whose word about a broker counts: Choria's security providers.
+//!
+//! [`Security`] says which files these are; [`Security::read`] reads and checks them, at start and again for each
+//! connection, so that renewed ones need no restart. They are read together and checked against each other, since in the
+//! middle of a rotation an old key may stand beside a new certificate for a moment.
+//!
+//! Source: go-choria's `providers/security/filesec`, `puppetsec` and `choria`, and `setupSecurity` in
+//! `choria/framework.go`. What they find out at the first request is found out here at start.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use ed25519_dalek::VerifyingKey;
+use openssl::asn1::Asn1Time;
+use openssl::x509::X509Ref;
+use zeroize::Zeroizing;
+
+use crate::config::choria::keys::{Fate, fate};
+use crate::config::choria::{boolean, path};
+use crate::config::report::Report;
+use crate::config::{Surroundings, is_open_to_all, read_file, read_secret};
+use crate::jwt::{VerifyKey, client};
+use crate::pki::x509;
+use crate::protocol::Identity;
+use crate::transport::tls::{self, Connector, Offer, Trust};
+
+/// How we prove who we are, and whom we believe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Security {
+    /// Not at all, and nobody: `choria_insecure`.
+    Off,
+    /// A certificate, which also signs requests of protocol version 1; providers `file` and `puppet`.
+    X509(X509Files),
+    /// A token and its seed, which sign requests of protocol version 2; provider `choria`.
+    Issuer(IssuerFiles),
+}
+
+/// The files of providers `file` and `puppet`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct X509Files {
+    /// Our certificate, and those between it and its authority.
+    certificate: File,
+    /// Its key.
+    key: File,
+    /// The authorities of brokers.
+    ca: File,
+    /// Whether a broker's certificate without alternative names may name its host as common name.
+    legacy_names: bool,
+    offer: Offer,
+}
+
+/// The files of provider `choria`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssuerFiles {
+    /// Our client JWT.
+    token: File,
+    /// The seed of the key it names.
+    seed: File,
+    /// The authorities of brokers; without, brokers are not verified.
+    ca: Option<File>,
+    /// Certificate and key, used while both files exist.
+    identity: Option<(File, File)>,
+    offer: Offer,
+}
+
+/// A file, and the setting that names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct File {
+    setting: &'static str,
+    path: PathBuf,
+    line: Option<usize>,
+}
+
+/// What the files hold, checked.
+#[derive(Debug)]
+pub struct Keys {
+    /// Begins TLS sessions; absent exactly when security is off.
+    pub tls: Option<Connector>,
+    /// What vouches for our requests.
+    pub signer: Signer,
+}
+
+/// What vouches for our requests.
+#[derive(Debug)]
+pub enum Signer {
+    /// Nothing.
+    Nothing,
+    /// A certificate and its key.
+    X509(Box<x509::Signer>),
+    /// A token and the key it names.
+    Token(Box<client::Credentials>),
+}
+
+impl Keys {
+    fn expires(&self) -> Option<i64> {
+        match &self.signer {
+            Signer::Token(credentials) => credentials.expires(),
+            Signer::Nothing | Signer::X509(_) => None,
+        }
+    }
+}
+
+impl Security {
+    /// Reads all files, at `now`, in seconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// [`Problem`], the first one: a file can't be read, or what is in it can't be used, or not with the others.
+    pub fn read(&self, now: i64) -> Result<Keys, Problem> {
+        let mut problems = Vec::new();
+        match (self.read_all(now, &mut problems), problems.into_iter().next()) {
+            (Some(keys), None) => Ok(keys),
+            (_, Some(problem)) => Err(problem),
+            (None, None) => unreachable!("nothing is missing without a reason"),
+        }
+    }
+
+    /// Reads as much as can be read; `None` only with a problem.
+    fn read_all(&self, now: i64, problems: &mut Vec<Problem>) -> Option<Keys> {
+        match self {
+            Security::Off => Some(Keys { tls: None, signer: Signer::Nothing }),
+            Security::X509(files) => files.read(problems),
+            Security::Issuer(files) => files.read(now, problems),
+        }
+    }
+}
+
+impl Security {
+    /// Reads all files at start, and says all that is wrong with them, and what will be.
+    fn check(&self, now: i64, report: &mut Report) -> Option<Keys> {
+        let mut problems = Vec::new();
+        let keys = self.read_all(now, &mut problems);
+        for problem in problems {
+            report.denied |= problem.is_denied;
+            report.error(problem.file.line, problem.to_string());
+        }
+        let (secrets, certificates) = match self {
+            Security::Off => return keys,
+            Security::X509(X509Files { certificate, key, .. }) => (vec![key], Some(certificate)),
+            Security::Issuer(IssuerFiles { seed, identity, .. }) => match identity {
+                Some((certificate, key)) => (vec![seed, key], Some(certificate)),
+                None => (vec![seed], None),
+            },
+        };
+        for File { setting, path, line } in secrets {
+            if is_open_to_all(path) {
+                let path = path.display();
+                report.warn(*line, format!("{setting}: everybody on this machine can read {path}"));
+            }
+        }
+        if let Some(File { setting, path, line }) = certificates
+            && let Ok(bytes) = read_file(path)
+            && let Ok(certificates) = x509::certificates(&String::from_utf8_lossy(&bytes))
+            && let Some(text) = certificates.first().and_then(|own| end_of(own, now))
+        {
+            report.warn(*line, format!("{setting}: {} {text}", path.display()));
+        }
+        if let (Security::Issuer(files), Some(keys)) = (self, &keys)
+            && let Some(expires) = keys.expires()
+            && let Some(text) = self.expiry_warning(expires, now)
+        {
+            report.warn(files.token.line, text);
+        }
+        keys
+    }
+
+    /// When the token we log in with expires, in seconds since 1970, if there is one that can be used at `now`.
+    pub fn expires(&self, now: i64) -> Option<i64> {
+        match self {
+            Security::Issuer(_) => self.read(now).ok()?.expires(),
+            Security::Off | Security::X509(_) => None,
+        }
+    }
+
+    /// What an operator has to know of a token that expires soon, at `expires`.
+    pub fn expiry_warning(&self, expires: i64, now: i64) -> Option<String> {
+        let Security::Issuer(IssuerFiles { token: File { setting, path, .. }, .. }) = self else {
+            return None;
+        };
+        client::expires_soon(expires, now).then(|| {
+            let (path, expires) = (path.display(), client::date(expires));
+            format!("{setting}: {path} expires on {expires}: replace it")
+        })
+    }
+}
+
+impl X509Files {
+    fn read(&self, problems: &mut Vec<Problem>) -> Option<Keys> {
+        let mut note = Noted(problems);
+        let certificate = note.take(self.certificate.text());
+        let key = note.take(self.key.secret());
+        let trust = note.take(self.ca.trust(self.legacy_names));
+        let (certificate, key) = (certificate?, key?);
+        // It is the stricter one, so what it takes is good enough for TLS.
+        let signer = x509::Signer::new(certificate.clone(), &key);
+        let signer =
+            note.take(signer.map_err(|error| fault(&self.certificate, &self.key, error)))?;
+        let identity = note.take(identity(&self.certificate, &certificate, &self.key, &key))?;
+        let tls = connector(Some(trust?), Some(&identity), &self.offer, &self.certificate);
+        let tls = note.take(tls)?;
+        Some(Keys { tls: Some(tls), signer: Signer::X509(Box::new(signer)) })
+    }
+}
+
+impl IssuerFiles {
+    fn read(&self, now: i64, problems: &mut Vec<Problem>) -> Option<Keys> {
+        let mut note = Noted(problems);
+        let token = note.take(self.token.secret());
+        let seed = note.take(self.seed.secret());
+        let trust = match &self.ca {
+            None => Some(None),
+            Some(ca) => note.take(ca.trust(false)).map(Some),
+        };
+        let identity = match self.existing_identity() {
+            None => Some(None),
+            Some((certificate_file, key_file)) => {
+                let certificate = note.take(certificate_file.text());
+                let key = note.take(key_file.secret());
+                let both = certificate.zip(key);
+                both.and_then(|(certificate, key)| {
+                    note.take(identity(certificate_file, &certificate, key_file, &key)).map(Some)
+                })
+            }
+        };
+        let credentials = token.zip(seed).and_then(|(token, seed)| {
+            let credentials = client::Credentials::check(&token, &seed, now);
+            note.take(credentials.map_err(|error| {
+                let file = match error {
+                    client::Error::Seed(_) | client::Error::SeedMismatch => &self.seed,
+                    _ => &self.token,
+                };
+                file.unusable(error)
+            }))
+        });
+        let tls = note.take(connector(trust?, identity?.as_ref(), &self.offer, &self.token))?;
+        Some(Keys { tls: Some(tls), signer: Signer::Token(Box::new(credentials?)) })
+    }
+
+    /// The original, too, looks whether the two files are there.
+    fn existing_identity(&self) -> Option<(&File, &File)> {
+        let (certificate, key) = self.identity.as_ref()?;
+        (certificate.path.exists() && key.path.exists()).then_some((certificate, key))
+    }
+}
+
+/// Collects problems, so that all of them can be shown at once.
+struct Noted<'p>(&'p mut Vec<Problem>);
+
+impl Noted<'_> {
+    fn take<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
+        result.map_err(|problem| self.0.push(problem)).ok()
+    }
+}
+
+impl File {
+    fn text(&self) -> Result<String, Problem> {
+        let bytes = read_file(&self.path).map_err(|error| self.unreadable(error))?;
+        String::from_utf8(bytes).map_err(|_| self.unusable(io::Error::other("it is no text")))
+    }
+
+    fn secret(&self) -> Result<Zeroizing<String>, Problem> {
+        read_secret(&self.path).map_err(|error| self.unreadable(error))
+    }
+
+    fn trust(&self, legacy_names: bool) -> Result<Trust, Problem> {
+        let authorities =
+            x509::certificates(&self.text()?).map_err(|error| self.unusable(error))?;
+        Ok(Trust { authorities, source: self.path.display().to_string(), legacy_names })
+    }
+
+    fn unreadable(&self, error: io::Error) -> Problem {
+        let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+        Problem { is_denied, ..self.unusable(error) }
+    }
+
+    fn unusable(&self, error: impl Error + 'static) -> Problem {
+        let mut text = error.to_string();
+        let mut next = error.source();
+        while let Some(error) = next {
+            text = format!("{text}: {error}");
+            next = error.source();
+        }
+        Problem { file: self.clone(), text, is_denied: false }
+    }
+}
+
+fn identity(
+    certificate_file: &File,
+    certificate: &str,
+    key_file: &File,
+    key: &str,
+) -> Result<tls::Identity, Problem> {
+    let faulty = |error| fault(certificate_file, key_file, error);
+    let certificates = x509::certificates(certificate).map_err(faulty)?;
+    let key = x509::tls_key(key).map_err(faulty)?;
+    let public = certificates.first().and_then(|own| own.public_key().ok());
+    if !public.is_some_and(|public| public.public_eq(&key)) {
+        return Err(faulty(x509::Error::Mismatch));
+    }
+    Ok(tls::Identity { certificates, key })
+}
+
+/// A fault of the one file or the other.
+fn fault(certificate: &File, key: &File, error: x509::Error) -> Problem {
+    match error {
+        x509::Error::Certificate(_) => certificate.unusable(error),
+        _ => key.unusable(error),
+    }
+}
+
+fn connector(
+    trust: Option<Trust>,
+    identity: Option<&tls::Identity>,
+    offer: &Offer,
+    file: &File,
+) -> Result<Connector, Problem> {
+    Connector::new(trust, identity, offer).map_err(|error| file.unusable(error))
+}
+
+/// What is wrong with one of the files. Holds nothing secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    file: File,
+    text: String,
+    is_denied: bool,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let File { setting, path, .. } = &self.file;
+        write!(f, "{setting}: {}: {}", path.display(), self.text)
+    }
+}
+
+impl Error for Problem {}
+
+/// What the client file says about security.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    values: BTreeMap<String, (usize, String)>,
+}
+
+/// What security depends on beside its own settings.
+pub(super) struct Given<'g> {
+    /// `choria_insecure`
+    pub is_off: bool,
+    /// Our identity.
+    pub identity: &'g Identity,
+    /// The user we log in as.
+    pub user: Option<&'g str>,
+    pub surroundings: &'g Surroundings,
+    /// In seconds since 1970.
+    pub now: i64,
+}
+
+/// What was made of it.
+pub(super) struct Checked {
+    pub security: Security,
+    /// The name of our certificate, or the one it would have.
+    pub certname: String,
+    /// The caller of our requests, if a token names it.
+    pub caller: Option<String>,
+}
+
+const PROVIDER: &str = "plugin.security.provider";
+const SUITES: &str = "plugin.security.cipher_suites";
+const CURVES: &str = "plugin.security.ecc_curves";
+const LEGACY: &str = "plugin.security.support_legacy_certificates";
+const FILE_CERTIFICATE: &str = "plugin.security.file.certificate";
+const FILE_KEY: &str = "plugin.security.file.key";
+const FILE_CA: &str = "plugin.security.file.ca";
+const SSLDIR: &str = "plugin.choria.ssldir";
+const TOKEN: &str = "plugin.security.choria.token_file";
+const SEED: &str = "plugin.security.choria.seed_file";
+const CA: &str = "plugin.security.choria.ca";
+const CERTIFICATE: &str = "plugin.security.choria.certificate";
+const KEY: &str = "plugin.security.choria.key";
+const TRUSTED_SIGNERS: &str = "plugin.security.choria.trusted_signers";
+const ISSUERS: &str = "plugin.security.issuer.names";
+const SIGNER_URL: &str = "plugin.choria.security.request_signer.url";
+const SIGNER_SERVICE: &str = "plugin.choria.security.request_signer.service";
+const SIGNER_TOKEN: &str = "plugin.choria.security.request_signer.token_file";
+const SIGNER_SEED: &str = "plugin.choria.security.request_signer.seed_file";
+const CLIENT_ANONYMOUS: &str = "plugin.security.client_anon_tls";
+const SERVER_ANONYMOUS: &str = "plugin.security.server_anon_tls";
+const SERVER_TOKEN: &str = "plugin.choria.security.server.token_file";
+const SERVER_SEED: &str = "plugin.choria.security.server.seed_file";
+
+/// Where Puppet keeps its files, for root and below the home directory of others.
+const PUPPET_DIRS: [&str; 2] = ["/etc/puppetlabs/puppet/ssl", "~/.puppetlabs/etc/puppet/ssl"];
+
+impl Written {
+    /// Whether `key` is about security.
+    pub(super) fn is_about(key: &str) -> bool {
+        let families = ["plugin.security.", "plugin.choria.security."];
+        key == SSLDIR || families.iter().any(|family| key.starts_with(family))
+    }
+
+    /// Takes one setting; the last one of a key counts.
+    pub(super) fn take(&mut self, line: usize, key: &str, value: &str) {
+        self.values.insert(key.to_owned(), (line, value.to_owned()));
+    }
+
+    /// Makes up our mind; `None` only with an error.
+    pub(super) fn check(&self, given: &Given<'_>, report: &mut Report) -> Option<Checked> {
+        let provider = match self.get(PROVIDER) {
+            _ if given.is_off => Provider::Off,
+            None => Provider::Puppet,
+            Some((line, name)) => provider(name).map_err(|why| report.error(line, why)).ok()?,
+        };
+        let certname = certname(provider, given);
+        let security = match provider {
+            Provider::Off => Security::Off,
+            Provider::File => Security::X509(self.file(given, report)?),
+            Provider::Puppet => Security::X509(self.puppet(given, &certname, report)?),
+            Provider::Choria => Security::Issuer(self.choria(given, report)?),
+        };
+        self.check_unsupported(given.is_off, report);
+        let mut caller = None;
+        if provider != Provider::Off {
+            let keys = security.check(given.now, report);
+            if let Some(Keys { signer: Signer::Token(credentials), tls }) = &keys {
+                caller = Some(credentials.caller().to_owned());
+                let has_identity = tls.as_ref().is_some_and(Connector::has_identity);
+                self.check_token(credentials, has_identity, given.now, report);
+            }
+            if given.user.is_none() {
+                report.warn(
+                    None,
+                    "broker_provisioning_password: not set; Choria Brokers let only user provisioner in where nodes wait, and it has a password",
+                );
+            }
+        }
+        Some(Checked { security, certname, caller })
+    }
+
+    fn file(&self, given: &Given<'_>, report: &mut Report) -> Option<X509Files> {
+        let mut demand = |setting: &'static str, what: &str| {
+            let file = self.path(setting, given);
+            if file.is_none() {
+                report.error(None, format!("{setting}: must be set, {what}"));
+            }
+            file
+        };
+        let certificate = demand(FILE_CERTIFICATE, "the path of our certificate");
+        let key = demand(FILE_KEY, "the path of our private key");
+        let ca = demand(FILE_CA, "the path of the authorities that issue brokers' certificates");
+        let offer = self.offer(report);
+        let legacy_names = self.is_on(LEGACY);
+        Some(X509Files { certificate: certificate?, key: key?, ca: ca?, legacy_names, offer })
+    }
+
+    fn puppet(&self, given: &Given<'_>, certname: &str, report: &mut Report) -> Option<X509Files> {
+        // The original asks Puppet, which takes seconds to say one of these two.
+        let (dir, line) = match self.path(SSLDIR, given) {
+            Some(File { path, line, .. }) => (path, line),
+            None => {
+                let usual = PUPPET_DIRS[usize::from(!given.surroundings.is_root)];
+                let dir = path(usual, given.surroundings);
+                if !dir.is_dir() {
+                    let dir = dir.display();
+                    report.error(
+                        None,
+                        format!("{SSLDIR}: must be set for security provider puppet, since there is no {dir}; for other certificates set {PROVIDER} to file, for tokens to choria, and for neither choria_insecure in the YAML file"),
+                    );
+                    return None;
+                }
+                (dir, None)
+            }
+        };
+        let file = |name: &str| File { setting: SSLDIR, path: dir.join(name), line };
+        Some(X509Files {
+            certificate: file(&format!("certs/{certname}.pem")),
+            key: file(&format!("private_keys/{certname}.pem")),
+            ca: file("certs/ca.pem"),
+            // Certificates of older Puppet servers have common names only.
+            legacy_names: true,
+            offer: self.offer(report),
+        })
+    }
+
+    fn choria(&self, given: &Given<'_>, report: &mut Report) -> Option<IssuerFiles> {
+        for key in [SERVER_TOKEN, SERVER_SEED, SIGNER_TOKEN, SIGNER_SEED] {
+            if let Some((line, _)) = self.get(key) {
+                report.error(
+                    line,
+                    format!("{key}: can not be set when the choria security provider is used"),
+                );
+            }
+        }
+        self.check_issuers(report);
+        let mut demand = |setting: &'static str, what: &str| {
+            let file = self.path(setting, given);
+            if file.is_none() {
+                report.error(None, format!("{setting}: must be set, {what}"));
+            }
+            file
+        };
+        let token = demand(TOKEN, "the path of our client JWT");
+        let seed = demand(SEED, "the path of the seed that belongs to our client JWT");
+        let ca = self.path(CA, given);
+        if ca.is_none() {
+            report.warn(
+                None,
+                format!("{CA}: not set, so no broker is verified, and whoever answers in its place gets our password and token"),
+            );
+        }
+        let (certificate, key) = (self.path(CERTIFICATE, given), self.path(KEY, given));
+        let offer = self.offer(report);
+        Some(IssuerFiles { token: token?, seed: seed?, ca, identity: certificate.zip(key), offer })
+    }
+
+    /// What others would do for us, or would make us nobody: refused, unless there is no security anyway.
+    fn check_unsupported(&self, is_off: bool, report: &mut Report) {
+        for key in [SIGNER_URL, SIGNER_SERVICE, CLIENT_ANONYMOUS, SERVER_ANONYMOUS] {
+            // Switched off it changes nothing.
+            let Some((line, _)) = self.get(key).filter(|(_, value)| boolean(value) != Some(false))
+            else {
+                continue;
+            };
+            match fate(key) {
+                Ok(Fate::Refused(why)) if is_off => {
+                    report.warn(line, format!("{key}: ignored: {why}"))
+                }
+                Ok(Fate::Refused(why)) => report.error(line, format!("{key}: {why}")),
+                Ok(Fate::Dropped(why)) => report.warn(line, format!("{key}: {why}")),
+                _ => {}
+            }
+        }
+    }
+
+    fn offer(&self, report: &mut Report) -> Offer {
+        let mut offer = Offer::default();
+        if let Some((line, list)) = self.get(SUITES) {
+            for name in offer.restrict_suites(&names(list)) {
+                report.warn(line, format!("{SUITES}: {name:?} is not known, and left out"));
+            }
+        }
+        if let Some((line, list)) = self.get(CURVES) {
+            for name in offer.restrict_curves(&names(list)) {
+                report.warn(line, format!("{CURVES}: {name:?} is not known, and left out"));
+            }
+            if !offer.has_curves() {
+                report.error(
+                    line,
+                    format!("{CURVES}: names none of X25519, CurveP256, CurveP384 and CurveP521"),
+                );
+            }
+        }
+        offer
+    }
+
+    /// Looks for what brokers and nodes would have against our token, which they keep to themselves.
+    fn check_token(
+        &self,
+        credentials: &client::Credentials,
+        has_identity: bool,
+        now: i64,
+        report: &mut Report,
+    ) {
+        let line = self.line(TOKEN);
+        if let Err(error) = credentials.check_admission() {
+            let text = format!("{TOKEN}: {error}");
+            // Brokers without an organization issuer look at the certificate instead.
+            match has_identity {
+                true => report.warn(line, text),
+                false => report.error(line, text),
+            }
+        }
+        let organization = credentials.organization();
+        if let Some(key) = self.issuer(organization)
+            && let Err(error) = client::verify(credentials.token(), &key, now)
+        {
+            report.warn(
+                line,
+                format!("{TOKEN}: brokers will refuse it if the key of plugin.security.issuer.{organization}.public is theirs: {error}"),
+            );
+        }
+    }
+
+    /// What would keep the original from starting, though a provisioner has no use for it.
+    fn check_issuers(&self, report: &mut Report) {
+        let mut keys = Vec::new();
+        if let Some((line, list)) = self.get(TRUSTED_SIGNERS) {
+            keys.extend(
+                names(list).into_iter().map(|text| (line, TRUSTED_SIGNERS.to_owned(), text)),
+            );
+        }
+        if let Some((line, list)) = self.get(ISSUERS) {
+            for name in names(list) {
+                let key = issuer_key(name);
+                match self.get(&key) {
+                    Some((line, text)) => keys.push((line, key, text)),
+                    None => {
+                        report.error(line, format!("{ISSUERS}: names {name}, but {key} is not set"))
+                    }
+                }
+            }
+        }
+        for (line, key, text) in keys {
+            if let Err(error) = VerifyKey::from_hex(text) {
+                report.error(line, format!("{key}: {error}"));
+            }
+        }
+    }
+
+    /// The key of an organization's issuer, as the file has it for brokers and nodes.
+    fn issuer(&self, organization: &str) -> Option<VerifyingKey> {
+        let (_, text) = self.get(&issuer_key(organization))?;
+        match VerifyKey::from_hex(text).ok()? {
+            VerifyKey::Ed25519(key) => Some(*key),
+            VerifyKey::Rsa(_) => None,
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<(usize, &str)> {
+        let (line, value) = self.values.get(key)?;
+        Some((*line, value))
+    }
+
+    fn line(&self, key: &str) -> Option<usize> {
+        Some(self.get(key)?.0)
+    }
+
+    fn is_on(&self, key: &str) -> bool {
+        self.get(key).is_some_and(|(_, value)| boolean(value) == Some(true))
+    }
+
+    fn path(&self, setting: &'static str, given: &Given<'_>) -> Option<File> {
+        let (line, value) = self.get(setting)?;
+        Some(File { setting, path: path(value, given.surroundings), line: Some(line) })
+    }
+}
+
+/// The provider as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Provider {
+    Off,
+    File,
+    Puppet,
+    Choria,
+}
+
+fn provider(name: &str) -> Result<Provider, String> {
+    match name.trim() {
+        "file" => Ok(Provider::File),
+        "puppet" => Ok(Provider::Puppet),
+        "choria" => Ok(Provider::Choria),
+        "pkcs11" => Err(format!(
+            "{PROVIDER}: pkcs11 is not supported; use a certificate of its own for the provisioner, with security provider file"
+        )),
+        "certmanager" => Err(format!(
+            "{PROVIDER}: certmanager is not supported; have cert-manager write a secret, mount it, and use its files with security provider file"
+        )),
+        name => Err(format!(
+            "{PROVIDER}: unknown security provider {name:?}; file, puppet and choria are known"
+        )),
+    }
+}
+
+/// The name of our certificate, or the one it would have.
+///
+/// Source: `certname` in go-choria's `providers/security/filesec/option.go` and `puppetsec/option.go`. Where the original
+/// can't do without `USER`, our identity stands in for it.
+fn certname(provider: Provider, given: &Given<'_>) -> String {
+    let Given { identity, surroundings, .. } = given;
+    let identity = || identity.as_str().to_owned();
+    let user = surroundings.variables.get("USER");
+    match (provider, surroundings.variable("MCOLLECTIVE_CERTNAME"), user) {
+        (Provider::Choria, _, user) => user.cloned().unwrap_or_else(identity),
+        (_, Some(name), _) => name.to_owned(),
+        // An empty one counts, too: the original makes ".mcollective" of it.
+        (Provider::Puppet, None, Some(user)) => format!("{user}.mcollective"),
+        (_, None, Some(user)) if !surroundings.is_root => format!("{user}.mcollective"),
+        _ => identity(),
+    }
+}
+
+/// That a certificate is over, or soon will be.
+fn end_of(certificate: &X509Ref, now: i64) -> Option<String> {
+    let until = certificate.not_after();
+    let is_over_at = |at: i64| Asn1Time::from_unix(at).is_ok_and(|at| until < at);
+    if is_over_at(now) {
+        return Some(format!("expired on {until}, and brokers will refuse it"));
+    }
+    is_over_at(now.saturating_add(client::EXPIRY_WARNING_SECS))
+        .then(|| format!("expires on {until}: replace it"))
+}
+
+fn issuer_key(name: &str) -> String {
+    format!("plugin.security.issuer.{name}.public")
+}
+
+/// The parts of a list with commas.
+fn names(list: &str) -> Vec<&str> {
+    list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use openssl::pkey::PKey;
+    use openssl::rsa::Rsa;
+    use openssl::symm::Cipher;
+
+    use super::*;
+    use crate::config::choria::setting;
+    use crate::jwt::testing::{self, ISSUER_PUBLIC, SIGNER};
+    use crate::pki::testing::{Certified, Wanted};
+
+    const NO_PASSWORD: &str = "broker_provisioning_password: not set";
+    const NO_CA: &str = "plugin.security.choria.ca: not set, so no broker is verified";
+    const MISSING: &str = "No such file or directory (os error 2)";
+
+    static AUTHORITY: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("our CA").authority().self_signed());
+    static OURS: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("p.example.net").days(90).rsa().signed_by(&AUTHORITY));
+    static OTHER: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("other").days(90).rsa().signed_by(&AUTHORITY));
+
+    #[test]
+    fn insecure_means_no_files_at_all() {
+        let site = Site::new().insecure();
+        let (checked, report) = site.check("plugin.security.provider = no such thing\n");
+        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+        let checked = checked.unwrap();
+        assert_eq!((checked.security, checked.caller), (Security::Off, None));
+        let keys = Security::Off.read(0).unwrap();
+        assert!(keys.tls.is_none() && matches!(keys.signer, Signer::Nothing));
+    }
+
+    #[test]
+    fn takes_the_files_of_provider_file() {
+        let site = Site::new();
+        let checked = site.good(&site.file());
+        assert_eq!((checked.certname.as_str(), checked.caller), ("p.example.net", None));
+        let keys = checked.security.read(now()).unwrap();
+        assert!(keys.tls.unwrap().has_identity());
+        let Signer::X509(signer) = keys.signer else { panic!("{:?}", keys.signer) };
+        assert_eq!(signer.certificate(), OURS.certificate_pem());
+        // The last one counts, and home is where it always was.
+        site.good(&format!("plugin.security.file.ca = /nowhere\n{}", site.file()));
+        let home = site.file().replace(&site.path(""), "~/");
+        site.good(&home);
+    }
+
+    #[test]
+    fn takes_the_files_of_provider_puppet() {
+        let site = Site::new();
+        site.write("certs/root.mcollective.pem", &OURS.certificate_pem());
+        site.write("private_keys/root.mcollective.pem", &OURS.key_pem());
+        site.write("certs/ca.pem", &AUTHORITY.certificate_pem());
+        let ssldir = format!("plugin.choria.ssldir = {}\n", site.path(""));
+        let as_root = site.with("USER", "root");
+        // It is the default.
+        let checked = as_root.good(&ssldir);
+        assert_eq!(checked.certname, "root.mcollective");
+        let Security::X509(files) = &checked.security else { panic!("{:?}", checked.security) };
+        assert!(files.legacy_names);
+        checked.security.read(now()).unwrap();
+
+        for name in ["provisioner.example.net", "p.example.net"] {
+            as_root.write(&format!("certs/{name}.pem"), &OURS.certificate_pem());
+            as_root.write(&format!("private_keys/{name}.pem"), &OURS.key_pem());
+        }
+        let named = Site::of(&as_root).with("MCOLLECTIVE_CERTNAME", "provisioner.example.net");
+        let checked = named.good(&format!("plugin.security.provider = puppet\n{ssldir}"));
+        assert_eq!(checked.certname, "provisioner.example.net");
+        // A service may have no user; its machine has a certificate of its own.
+        let nobody = Site::of(&as_root);
+        assert_eq!(nobody.good(&ssldir).certname, "p.example.net");
+
+        let gone = Site::of(&as_root).with("USER", "gone");
+        let (_, report) = gone.check(&ssldir);
+        let dir = as_root.path("");
+        assert_eq!(
+            texts(&report.errors),
+            [
+                format!(
+                    "c.cfg:1: plugin.choria.ssldir: {dir}certs/gone.mcollective.pem: {MISSING}"
+                ),
+                format!(
+                    "c.cfg:1: plugin.choria.ssldir: {dir}private_keys/gone.mcollective.pem: {MISSING}"
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn puppets_usual_folder_is_found() {
+        let site = Site::new();
+        for dir in ["certs", "private_keys"] {
+            let dir = format!(".puppetlabs/etc/puppet/ssl/{dir}");
+            let pem = if dir.ends_with("certs") { OURS.certificate_pem() } else { OURS.key_pem() };
+            site.write(&format!("{dir}/bob.mcollective.pem"), &pem);
+        }
+        let ca = ".puppetlabs/etc/puppet/ssl/certs/ca.pem";
+        site.write(ca, &AUTHORITY.certificate_pem());
+        let bob = Site::of(&site).with("USER", "bob").unprivileged();
+        assert_eq!(bob.good("").certname, "bob.mcollective");
+
+        let elsewhere = Site::new().with("USER", "bob").unprivileged();
+        elsewhere.fails(
+            "",
+            "plugin.choria.ssldir: must be set for security provider puppet, since there is no ",
+        );
+    }
+
+    #[test]
+    fn takes_token_and_seed_of_provider_choria() {
+        let site = Site::new();
+        site.write("ca.pem", &AUTHORITY.certificate_pem());
+        let settings =
+            site.choria() + &format!("plugin.security.choria.ca = {}\n", site.path("ca.pem"));
+        let checked = site.good(&settings);
+        assert_eq!(checked.caller.as_deref(), Some("provisioner_signer"));
+        assert_eq!(checked.certname, "p.example.net");
+        let keys = checked.security.read(now()).unwrap();
+        assert!(!keys.tls.unwrap().has_identity());
+        let Signer::Token(credentials) = keys.signer else { panic!("{:?}", keys.signer) };
+        assert_eq!(credentials.token(), SIGNER);
+        // Editors end a file with a line break.
+        site.write("token", &format!("{SIGNER}\n"));
+        site.write("seed", &format!("{}\n", testing::SIGNER_SEED));
+        assert_eq!(site.with("USER", "bob").good(&settings).certname, "bob");
+    }
+
+    #[test]
+    fn a_client_certificate_counts_while_both_files_exist() {
+        let site = Site::new();
+        site.write("ca.pem", &AUTHORITY.certificate_pem());
+        let path = |name| site.path(name);
+        let settings = format!(
+            "{}plugin.security.choria.ca = {}\nplugin.security.choria.certificate = {}\nplugin.security.choria.key = {}\n",
+            site.choria(),
+            path("ca.pem"),
+            path("own.pem"),
+            path("own-key.pem")
+        );
+        let checked = site.good(&settings);
+        let has_identity = || checked.security.read(now()).unwrap().tls.unwrap().has_identity();
+        assert!(!has_identity());
+        // One of any kind: it signs nothing.
+        let ours = Wanted::new("x").days(90).signed_by(&AUTHORITY);
+        site.write("own.pem", &ours.certificate_pem());
+        assert!(!has_identity());
+        site.write("own-key.pem", &ours.key_pem());
+        assert!(has_identity());
+        site.good(&settings);
+        site.write("own-key.pem", &OTHER.key_pem());
+        assert_eq!(
+            checked.security.read(now()).unwrap_err().to_string(),
+            format!(
+                "plugin.security.choria.key: {}: the private key does not belong to the certificate",
+                path("own-key.pem")
+            )
+        );
+    }
+
+    #[test]
+    fn what_was_renewed_is_read_and_what_was_broken_is_named() {
+        let site = Site::new();
+        let security = site.good(&site.file()).security;
+        let expect = |expected: &str| {
+            let problem = security.read(now()).unwrap_err().to_string();
+            assert!(problem.contains(expected), "{problem}");
+        };
+        let (certificate, key) = (site.path("own.pem"), site.path("key.pem"));
+        site.write("own.pem", &OTHER.certificate_pem());
+        expect(&format!(
+            "plugin.security.file.key: {key}: the private key does not belong to the certificate"
+        ));
+        site.write("key.pem", &OTHER.key_pem());
+        let Signer::X509(signer) = security.read(now()).unwrap().signer else { panic!() };
+        assert_eq!(signer.certificate(), OTHER.certificate_pem());
+        site.write("own.pem", "");
+        expect(&format!(
+            "plugin.security.file.certificate: {certificate}: could not read the certificate: it is empty"
+        ));
+        site.write("own.pem", &OTHER.certificate_pem());
+        security.read(now()).unwrap();
+    }
+
+    #[test]
+    fn every_fault_of_a_file_is_named_with_its_setting() {
+        let site = Site::new();
+        let (certificate, key, ca) =
+            (site.path("own.pem"), site.path("key.pem"), site.path("ca.pem"));
+        let check = |file: &str, content: &str, expected: &str| {
+            let before = fs::read_to_string(site.path(file)).unwrap();
+            site.write(file, content);
+            site.fails(&site.file(), expected);
+            site.write(file, &before);
+        };
+        let own = format!(
+            "c.cfg:2: plugin.security.file.certificate: {certificate}: could not read the certificate: "
+        );
+        check("own.pem", "", &format!("{own}it is empty"));
+        check("own.pem", "hello", &own);
+        check("own.pem", &OURS.key_pem(), &own);
+        let own = format!("c.cfg:3: plugin.security.file.key: {key}: ");
+        check("key.pem", "", &format!("{own}could not read the private key: it is empty"));
+        check(
+            "key.pem",
+            &OURS.certificate_pem(),
+            &format!("{own}could not read the private key: the PEM block is a \"CERTIFICATE\""),
+        );
+        check(
+            "key.pem",
+            &OTHER.key_pem(),
+            &format!("{own}the private key does not belong to the certificate"),
+        );
+        check("key.pem", &BROKEN_EC.key_pem(), &format!("{own}the private key is not an RSA key"));
+        let rsa = PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap();
+        let encrypted =
+            rsa.private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), b"x").unwrap();
+        check(
+            "key.pem",
+            std::str::from_utf8(&encrypted).unwrap(),
+            &format!("{own}the private key is encrypted"),
+        );
+        let own =
+            format!("c.cfg:4: plugin.security.file.ca: {ca}: could not read the certificate: ");
+        check("ca.pem", "", &format!("{own}it is empty"));
+        check("ca.pem", "hello", &format!("{own}there is none in it"));
+
+        let (_, report) = site.check(
+            "plugin.security.provider = file\nplugin.security.file.certificate = /nowhere/a\n\
+             plugin.security.file.key = /\nplugin.security.file.ca = /nowhere/c\n",
+        );
+        assert_eq!(
+            texts(&report.errors),
+            [
+                format!("c.cfg:2: plugin.security.file.certificate: /nowhere/a: {MISSING}"),
+                "c.cfg:3: plugin.security.file.key: /: Is a directory (os error 21)".to_owned(),
+                format!("c.cfg:4: plugin.security.file.ca: /nowhere/c: {MISSING}"),
+            ]
+        );
+        assert!(!report.denied);
+        let (_, report) = site.check("plugin.security.provider = file\n");
+        assert_eq!(report.errors.len(), 3, "{report:?}");
+        assert!(
+            report.errors[0]
+                .to_string()
+                .starts_with("c.cfg: plugin.security.file.certificate: must be set")
+        );
+    }
+
+    #[test]
+    fn every_fault_of_a_token_is_named_with_its_setting() {
+        let site = Site::new();
+        let (token, seed) = (site.path("token"), site.path("seed"));
+        let check = |file: &str, content: &str, expected: &str| {
+            let before = fs::read_to_string(site.path(file)).unwrap();
+            site.write(file, content);
+            site.fails(&site.choria(), expected);
+            site.write(file, &before);
+        };
+        let own = format!("c.cfg:2: plugin.security.choria.token_file: {token}: ");
+        check("token", "", &format!("{own}the token file is empty"));
+        check("token", "x", &format!("{own}could not parse client id token: "));
+        check("token", testing::SERVER, &format!("{own}not a client token"));
+        let expired = testing::edited(SIGNER, &testing::issuer(), |claims| {
+            claims["exp"] = 1_750_000_001.into()
+        });
+        check("token", &expired, &format!("{own}the token expired on 2025-06-15"));
+        let powerless = testing::edited(SIGNER, &testing::issuer(), |claims| {
+            claims["permissions"]["provisioner"] = false.into();
+        });
+        check(
+            "token",
+            &powerless,
+            "c.cfg:2: plugin.security.choria.token_file: the token of provisioner_signer lacks the provisioner permission",
+        );
+        let own = format!("c.cfg:3: plugin.security.choria.seed_file: {seed}: ");
+        check("seed", "", &format!("{own}could not read the token's seed: "));
+        check("seed", &"0".repeat(64), &format!("{own}the seed does not belong to the token"));
+        site.fails(
+            "plugin.security.provider = choria\nplugin.security.choria.seed_file = x\n",
+            "c.cfg: plugin.security.choria.token_file: must be set",
+        );
+        site.fails(
+            "plugin.security.provider = choria\nplugin.security.choria.token_file = x\n",
+            "c.cfg: plugin.security.choria.seed_file: must be set",
+        );
+    }
+
+    #[test]
+    fn with_a_certificate_too_a_token_may_be_without_the_right() {
+        let site = Site::new();
+        let powerless = testing::edited(SIGNER, &testing::issuer(), |claims| {
+            claims["permissions"]["provisioner"] = false.into();
+        });
+        site.write("token", &powerless);
+        let settings = format!(
+            "{}plugin.security.choria.certificate = {}\nplugin.security.choria.key = {}\n",
+            site.choria(),
+            site.path("own.pem"),
+            site.path("key.pem")
+        );
+        site.warns(&settings, "lacks the provisioner permission");
+    }
+
+    #[test]
+    fn a_token_of_another_organization_is_worth_a_warning() {
+        let site = Site::new();
+        let named = |key: &str| {
+            format!(
+                "{}plugin.security.issuer.names = a, choria\nplugin.security.issuer.a.public = {ISSUER_PUBLIC}\nplugin.security.issuer.choria.public = {key}\n",
+                site.choria()
+            )
+        };
+        let (checked, report) = site.check(&named(ISSUER_PUBLIC));
+        assert!(checked.is_some() && report.warnings.len() == 1, "{report:?}");
+        site.warns(
+            &named(testing::SIGNER_PUBLIC),
+            "brokers will refuse it if the key of plugin.security.issuer.choria.public is theirs",
+        );
+        site.fails(&named("x"), "plugin.security.issuer.choria.public: ");
+        let settings = format!("{}plugin.security.issuer.names = b\n", site.choria());
+        site.fails(&settings, "names b, but plugin.security.issuer.b.public is not set");
+        let settings = format!(
+            "{}plugin.security.choria.trusted_signers = {ISSUER_PUBLIC},abc\n",
+            site.choria()
+        );
+        site.fails(&settings, "plugin.security.choria.trusted_signers: ");
+    }
+
+    #[test]
+    fn providers_and_helpers_we_do_not_have_are_refused_with_a_way_out() {
+        let site = Site::new();
+        let check = |text: &str, expected: &str| site.fails(text, expected);
+        check(
+            "plugin.security.provider = pkcs11",
+            "c.cfg:1: plugin.security.provider: pkcs11 is not supported; use a certificate of its own",
+        );
+        check(
+            "plugin.security.provider = certmanager",
+            "c.cfg:1: plugin.security.provider: certmanager is not supported; have cert-manager write a secret",
+        );
+        check(
+            "plugin.security.provider = x",
+            "c.cfg:1: plugin.security.provider: unknown security provider \"x\"; file, puppet and choria are known",
+        );
+        for (key, value) in [(SIGNER_URL, "https://signer"), (SIGNER_SERVICE, "true")] {
+            let settings = site.file() + &format!("{key} = {value}\n");
+            check(
+                &settings,
+                &format!("c.cfg:5: {key}: nobody else signs the requests of a provisioner"),
+            );
+        }
+        check(
+            &(site.file() + "plugin.security.client_anon_tls = yes\n"),
+            "plugin.security.client_anon_tls: we never connect without knowing the broker",
+        );
+        site.good(&(site.file() + "plugin.security.client_anon_tls = no\nplugin.choria.security.request_signer.service = 0\n"));
+        for key in [SERVER_TOKEN, SERVER_SEED, SIGNER_TOKEN, SIGNER_SEED] {
+            let settings = site.choria() + &format!("{key} = 1\n");
+            check(
+                &settings,
+                &format!(
+                    "c.cfg:4: {key}: can not be set when the choria security provider is used"
+                ),
+            );
+        }
+    }
+
+    #[test]
+    fn suites_and_curves_are_taken_as_choria_names_them() {
+        let site = Site::new();
+        site.good(&format!("{}plugin.security.cipher_suites = TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_AES_128_GCM_SHA256\nplugin.security.ecc_curves = CurveP256\n", site.file()));
+        site.warns(
+            &format!("{}plugin.security.cipher_suites = RC4\n", site.file()),
+            "c.cfg:5: plugin.security.cipher_suites: \"RC4\" is not known",
+        );
+        site.warns(
+            &format!("{}plugin.security.ecc_curves = P-256,X25519\n", site.file()),
+            "c.cfg:5: plugin.security.ecc_curves: \"P-256\" is not known",
+        );
+        let (_, report) =
+            site.check(&format!("{}plugin.security.ecc_curves = P-256\n", site.file()));
+        assert!(report.errors[0].text.contains("names none of X25519"), "{report:?}");
+    }
+
+    #[test]
+    fn what_an_operator_should_know_is_a_warning() {
+        let site = Site::new();
+        site.mode("key.pem", 0o644);
+        site.warns(
+            &site.file(),
+            &format!(
+                "c.cfg:3: plugin.security.file.key: everybody on this machine can read {}",
+                site.path("key.pem")
+            ),
+        );
+        site.mode("key.pem", 0o640);
+        site.good(&site.file());
+        site.mode("seed", 0o604);
+        let (_, report) = site.check(&site.choria());
+        let warnings = texts(&report.warnings);
+        assert!(
+            warnings
+                .iter()
+                .any(|text| text
+                    .contains("plugin.security.choria.seed_file: everybody on this machine")),
+            "{warnings:?}"
+        );
+        assert!(warnings.iter().any(|text| text.contains(NO_CA)), "{warnings:?}");
+        site.mode("seed", 0o600);
+
+        let soon = testing::edited(SIGNER, &testing::issuer(), |claims| {
+            claims["exp"] = (now() + 86_400).into()
+        });
+        site.write("token", &soon);
+        site.warns(&site.choria(), &format!("{} expires on 20", site.path("token")));
+
+        for (valid, expected) in
+            [((-7_200, -3_600), "expired on"), ((-3_600, 86_400), "expires on")]
+        {
+            let ours = Wanted::new("x").rsa().valid(valid.0, valid.1).signed_by(&AUTHORITY);
+            site.write("own.pem", &ours.certificate_pem());
+            site.write("key.pem", &ours.key_pem());
+            site.warns(
+                &site.file(),
+                &format!(
+                    "c.cfg:2: plugin.security.file.certificate: {} {expected} ",
+                    site.path("own.pem")
+                ),
+            );
+        }
+
+        let anybody = Site::of(&site).without_user();
+        site.write("own.pem", &OURS.certificate_pem());
+        site.write("key.pem", &OURS.key_pem());
+        anybody.warns(&site.file(), NO_PASSWORD);
+    }
+
+    #[test]
+    fn shows_no_secret() {
+        let site = Site::new();
+        for settings in [site.file(), site.choria()] {
+            let (checked, report) = site.check(&settings);
+            let security = checked.unwrap().security;
+            let keys = security.read(now()).unwrap();
+            let shown = format!("{security:?}{keys:?}{report:?}");
+            assert!(!shown.contains(testing::SIGNER_SEED) && !shown.contains(SIGNER), "{shown}");
+            assert!(!shown.contains("PRIVATE KEY"), "{shown}");
+        }
+    }
+
+    static BROKEN_EC: LazyLock<Certified> =
+        LazyLock::new(|| Wanted::new("ec").days(90).signed_by(&AUTHORITY));
+
+    fn now() -> i64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        now.as_secs() as i64
+    }
+
+    fn texts(findings: &[crate::config::report::Finding]) -> Vec<String> {
+        findings.iter().map(ToString::to_string).collect()
+    }
+
+    /// A provisioner's files, and who it is.
+    struct Site {
+        dir: PathBuf,
+        is_guest: bool,
+        is_off: bool,
+        user: Option<&'static str>,
+        surroundings: Surroundings,
+    }
+
+    impl Site {
+        /// Run by root, with good files for every provider.
+        fn new() -> Site {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let dir = std::env::temp_dir()
+                .join(format!("provisioner-security-{}-{count}", std::process::id()));
+            let mut surroundings = Surroundings { is_root: true, ..Surroundings::default() };
+            surroundings.variables.insert("HOME".to_owned(), dir.display().to_string());
+            let site = Site {
+                dir,
+                is_guest: false,
+                is_off: false,
+                user: Some("provisioner"),
+                surroundings,
+            };
+            site.write("own.pem", &OURS.certificate_pem());
+            site.write("key.pem", &OURS.key_pem());
+            site.write("ca.pem", &AUTHORITY.certificate_pem());
+            site.write("token", SIGNER);
+            site.write("seed", testing::SIGNER_SEED);
+            site
+        }
+
+        /// The same files, seen by somebody else.
+        fn of(other: &Site) -> Site {
+            let mut surroundings = other.surroundings.clone();
+            surroundings.variables.remove("USER");
+            Site {
+                dir: other.dir.clone(),
+                is_guest: true,
+                is_off: false,
+                user: other.user,
+                surroundings,
+            }
+        }
+
+        fn with(mut self, variable: &str, value: &str) -> Site {
+            self.surroundings.variables.insert(variable.to_owned(), value.to_owned());
+            self
+        }
+
+        fn unprivileged(mut self) -> Site {
+            self.surroundings.is_root = false;
+            self
+        }
+
+        fn insecure(mut self) -> Site {
+            self.is_off = true;
+            self
+        }
+
+        fn without_user(mut self) -> Site {
+            self.user = None;
+            self
+        }
+
+        fn path(&self, name: &str) -> String {
+            self.dir.join(name).display().to_string()
+        }
+
+        fn write(&self, name: &str, content: &str) {
+            let path = self.dir.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+        }
+
+        fn mode(&self, name: &str, mode: u32) {
+            fs::set_permissions(self.dir.join(name), Permissions::from_mode(mode)).unwrap();
+        }
+
+        fn file(&self) -> String {
+            format!(
+                "plugin.security.provider = file\nplugin.security.file.certificate = {}\nplugin.security.file.key = {}\nplugin.security.file.ca = {}\n",
+                self.path("own.pem"),
+                self.path("key.pem"),
+                self.path("ca.pem")
+            )
+        }
+
+        fn choria(&self) -> String {
+            format!(
+                "plugin.security.provider = choria\nplugin.security.choria.token_file = {}\nplugin.security.choria.seed_file = {}\n",
+                self.path("token"),
+                self.path("seed")
+            )
+        }
+
+        fn check(&self, settings: &str) -> (Option<Checked>, Report) {
+            let (mut written, mut report) = (Written::default(), Report::new("c.cfg"));
+            for (line, text) in settings.lines().enumerate() {
+                let (key, value) = setting(text).unwrap();
+                assert!(Written::is_about(key), "{key}");
+                written.take(line + 1, key, value);
+            }
+            let identity = Identity::parse("p.example.net").unwrap();
+            let checked = written.check(
+                &Given {
+                    is_off: self.is_off,
+                    identity: &identity,
+                    user: self.user,
+                    surroundings: &self.surroundings,
+                    now: now(),
+                },
+                &mut report,
+            );
+            (checked, report)
+        }
+
+        #[track_caller]
+        fn good(&self, settings: &str) -> Checked {
+            let (checked, report) = self.check(settings);
+            assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+            checked.unwrap()
+        }
+
+        #[track_caller]
+        fn warns(&self, settings: &str, expected: &str) {
+            let (checked, report) = self.check(settings);
+            assert!(report.errors.is_empty() && checked.is_some(), "{report:?}");
+            let warnings = texts(&report.warnings);
+            let others: Vec<_> = warnings.iter().filter(|text| !text.contains(NO_CA)).collect();
+            assert!(others.len() == 1 && others[0].contains(expected), "{warnings:?}");
+        }
+
+        #[track_caller]
+        fn fails(&self, settings: &str, expected: &str) {
+            let (_, report) = self.check(settings);
+            let errors = texts(&report.errors);
+            assert!(errors.len() == 1 && errors[0].contains(expected), "{errors:?}");
+        }
+    }
+
+    impl Drop for Site {
+        fn drop(&mut self) {
+            if !self.is_guest {
+                // What is left is in the folder for temporary files.
+                let _ = fs::remove_dir_all(&self.dir);
+            }
+        }
+    }
+}
