@@ -112,13 +112,23 @@ pub struct NatsServer {
     port: u16,
     child: Option<Child>,
     dir: TempDir,
+    config: Option<PathBuf>,
 }
 
 impl NatsServer {
     /// Starts one and waits until it takes connections.
     pub fn start() -> NatsServer {
-        let mut server =
-            NatsServer { port: free_port(), child: None, dir: TempDir::new("nats-server") };
+        NatsServer::with_config(None)
+    }
+
+    /// Starts one with the configuration file at `config`, which is read again at each start.
+    pub fn configured(config: &Path) -> NatsServer {
+        NatsServer::with_config(Some(config.to_path_buf()))
+    }
+
+    fn with_config(config: Option<PathBuf>) -> NatsServer {
+        let dir = TempDir::new("nats-server");
+        let mut server = NatsServer { port: free_port(), child: None, dir, config };
         // Another test may have taken the port in the meantime.
         while !server.try_start() {
             server.port = free_port();
@@ -157,6 +167,7 @@ impl NatsServer {
             .args(["--addr", "127.0.0.1", "--port", &self.port.to_string()])
             .arg("--log")
             .arg(&log)
+            .args(self.config.iter().flat_map(|config| [Path::new("--config"), config]))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
