@@ -5,7 +5,7 @@ mod fleet;
 
 use std::net::TcpListener;
 
-use common::{Daemon, NatsServer, SOON, within};
+use common::{Daemon, NatsServer, SOON, wait_until, within};
 use fleet::Fleet;
 
 #[test]
@@ -72,8 +72,9 @@ fn unknown_and_misspelt_keys_are_named_and_do_not_stop_it() {
     for key in ["workrs", "colour"] {
         assert!(daemon.logged(&[key, "unknown key"]), "{key}: {}", daemon.log());
     }
-    let metrics = daemon.metrics();
-    assert_eq!(metrics.with("provisioned", "site=\"london\""), 1.0, "keys match in any case");
+    wait_until(SOON, "it is counted, and keys match in any case", || {
+        daemon.metrics().with("provisioned", "site=\"london\"") == 1.0
+    });
     assert!(daemon.stop().success());
 }
 
@@ -95,7 +96,9 @@ fn yaml_1_1_words_and_numbers_mean_what_they_meant() {
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     assert_eq!(fleet.node(0).times_asked(fleet::Action::Jwt), 1, "yes switches a feature on");
     assert_eq!(fleet.node(0).times_asked(fleet::Action::GenCsr), 0, "off switches it off");
-    assert_eq!(daemon.metrics().with("provisioned", "site=\"no\""), 1.0, "a text stays as written");
+    wait_until(SOON, "it is counted, and a text stays as written", || {
+        daemon.metrics().with("provisioned", "site=\"no\"") == 1.0
+    });
     assert!(daemon.stop().success());
 }
 
