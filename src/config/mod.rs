@@ -722,14 +722,14 @@ const WORKERS_MAX: i64 = 1_024;
 const DENY_DEFAULT: &[&str] =
     &[r"\.privileged.mcollective$", r"\.privileged.choria$", r"\.mcollective$", r"\.choria$"];
 
-/// A text that must not be shown: a password, a token, a key.
+/// A text that must not be shown: a password, a token, a key. It is wiped from memory when it is no longer needed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret(Zeroizing<String>);
 
 impl Secret {
     /// Takes `text` out of sight.
     pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+        Secret(Zeroizing::new(text.into()))
     }
 
     /// The text itself, for the one place that has to send it.
