@@ -127,7 +127,13 @@ fn nodes_that_do_not_prove_a_key_are_not_configured() {
         daemon.wait_logged(SOON, &["Could not provision", &name, why]);
         let node = fleet.named(&name);
         assert_eq!(node.times_configured(), 0, "{fault}");
-        assert!(!daemon.dir().join(format!("input-{name}")).exists(), "{fault}: the helper ran");
+        // A second answer may come while the helper runs already, but never too late for `configure`.
+        if *fault != twice {
+            assert!(
+                !daemon.dir().join(format!("input-{name}")).exists(),
+                "{fault}: the helper ran"
+            );
+        }
     }
     fleet
         .wait(within(SOON), |fleet| match fleet.provisioned() {
