@@ -188,8 +188,15 @@ impl Prober {
     /// Takes a node from a queue.
     fn take_up(&mut self, key: &Key) {
         self.core.turn_taken();
-        if self.setup.roster.registry().is_current(key) {
-            self.ask(key, Instant::now());
+        if !self.setup.roster.registry().is_current(key) {
+            return;
+        }
+        let now = Instant::now();
+        // It may have closed while this thread waited for the queue.
+        if self.setup.gate.begin().is_ok() {
+            self.ask(key, now);
+        } else {
+            drop(self.core.put_back(key, now));
         }
     }
 
