@@ -173,10 +173,11 @@ fn compare(arguments: &Arguments) -> Result<(), String> {
         );
         for (subject, runs) in subjects.iter().zip(&runs) {
             for run in runs.iter().filter(|run| run.missing > 0) {
-                say(&format!(
-                    "{subject:?}: {} nodes were not provisioned within {} s",
-                    run.missing, arguments.timeout
-                ));
+                let why = match run.ended_early {
+                    true => "when it ended by itself".to_owned(),
+                    false => format!("within {} s", arguments.timeout),
+                };
+                say(&format!("{subject:?}: {} nodes were not provisioned {why}", run.missing));
             }
             if let Some(violation) = runs.iter().find_map(|run| run.violation.as_ref()) {
                 say(&format!("{subject:?} did what it must not: {violation}"));
@@ -280,6 +281,7 @@ struct Run {
     broker_ms: f64,
     peak_mb: f64,
     missing: usize,
+    ended_early: bool,
     violation: Option<String>,
 }
 
@@ -308,6 +310,9 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         fleet.announce();
     }
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    // Of a process that has ended the system tells no more.
+    let mut usage = daemon.usage();
+    let mut ended_early = false;
     loop {
         let (now, provisioned) = (Instant::now(), fleet.provisioned());
         if provisioned > 0 && first.is_none() {
@@ -319,12 +324,21 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         if provisioned >= wanted || now > deadline {
             break;
         }
-        if !daemon.is_running() {
-            return Err(format!("{subject:?} ended early:\n{}", log(&folder)));
+        match daemon.is_running() {
+            true => usage = daemon.usage(),
+            // That of another daemon is a result like any other.
+            false if subject == Subject::Other => {
+                ended_early = true;
+                break;
+            }
+            false => return Err(format!("{subject:?} ended early:\n{}", log(&folder))),
         }
         thread::sleep(REFRESH);
     }
-    let (usage, broker_usage) = (daemon.usage(), broker.process.usage());
+    if !ended_early {
+        usage = daemon.usage();
+    }
+    let broker_usage = broker.process.usage();
     let (Some((begun, before)), Some((ended, served))) = (first, last) else {
         return Err(format!("{subject:?} provisioned no node:\n{}", log(&folder)));
     };
@@ -338,6 +352,7 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         broker_ms: per_node(broker_usage.cpu_secs - broker_before),
         peak_mb: usage.peak_bytes as f64 / 1e6,
         missing: wanted - served,
+        ended_early,
         violation: fleet.violations().into_iter().next(),
     })
 }
