@@ -10,6 +10,7 @@ pub mod subject;
 pub mod v1;
 pub mod v2;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use base64::engine::general_purpose::STANDARD;
 use openssl::sha::sha256;
 use serde::Deserialize;
 
-use crate::protocol::json::{JsonError, Object};
+use crate::protocol::json::{JsonError, Object, push_string};
 use crate::protocol::ksuid::Ksuid;
 use crate::protocol::subject::Subject;
 
@@ -294,6 +295,39 @@ fn read<'a, T: Deserialize<'a>>(json: &'a [u8], layer: Layer) -> Result<T, Decod
     let Object(document) = serde_json::from_slice(json)
         .map_err(|source| DecodeError::Json { layer, source: source.into() })?;
     Ok(document)
+}
+
+/// The secure document inside a transport document of this protocol: alike in both versions.
+fn open_transport(payload: &[u8], protocol: &str) -> Result<Vec<u8>, DecodeError> {
+    if payload.len() > REPLY_BYTES_MAX {
+        return Err(DecodeError::TooLarge { size: payload.len() });
+    }
+    let transport: TransportDocument = read(payload, Layer::Transport)?;
+    expect_protocol(&transport.protocol, protocol, Layer::Transport)?;
+    decode_base64(&transport.data, Layer::Secure)
+}
+
+#[derive(Deserialize)]
+struct TransportDocument<'a> {
+    #[serde(borrow)]
+    protocol: Cow<'a, str>,
+    #[serde(borrow)]
+    data: Cow<'a, str>,
+}
+
+fn decode_base64(text: &str, layer: Layer) -> Result<Vec<u8>, DecodeError> {
+    STANDARD.decode(text.as_bytes()).map_err(|_| DecodeError::Base64 { layer })
+}
+
+/// The trace of hops that ends a transport document: from the broker, through us, to the broker.
+fn push_trace(out: &mut Vec<u8>, broker_url: &str, identity: &Identity) {
+    out.extend_from_slice(b"[[");
+    push_string(out, broker_url);
+    out.push(b',');
+    push_string(out, identity.as_str());
+    out.push(b',');
+    push_string(out, broker_url);
+    out.extend_from_slice(b"]]}}");
 }
 
 fn expect_protocol(found: &str, expected: &str, layer: Layer) -> Result<(), DecodeError> {

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use crate::pki::x509;
 use crate::protocol::json::{Object, push_string};
 use crate::protocol::{
-    COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, REPLY_BYTES_MAX, Reply, Request, RequestId,
-    Sender, expect_protocol, read, verify_hash,
+    COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, Reply, Request, RequestId, Sender,
+    expect_protocol, open_transport, push_trace, read, verify_hash,
 };
 
 /// Wraps what `sender` says, unwraps what nodes answer.
@@ -66,14 +66,8 @@ impl Codec {
         push_string(&mut out, request.reply_to.as_str());
         out.extend_from_slice(br#","mc_sender":"#);
         push_string(&mut out, identity);
-        // The trace of hops: from the broker, through us, to the broker.
-        out.extend_from_slice(br#","seen-by":[["#);
-        push_string(&mut out, request.broker_url);
-        out.push(b',');
-        push_string(&mut out, identity);
-        out.push(b',');
-        push_string(&mut out, request.broker_url);
-        out.extend_from_slice(b"]]}}");
+        out.extend_from_slice(br#","seen-by":"#);
+        push_trace(&mut out, request.broker_url, &self.sender.identity);
         out
     }
 
@@ -107,15 +101,7 @@ impl Codec {
     ///
     /// [`DecodeError`].
     pub fn decode_reply(&self, payload: &[u8]) -> Result<Reply, DecodeError> {
-        if payload.len() > REPLY_BYTES_MAX {
-            return Err(DecodeError::TooLarge { size: payload.len() });
-        }
-        let transport: TransportDocument = read(payload, Layer::Transport)?;
-        expect_protocol(&transport.protocol, "choria:transport:1", Layer::Transport)?;
-        let bytes = STANDARD
-            .decode(transport.data.as_bytes())
-            .map_err(|_| DecodeError::Base64 { layer: Layer::Secure })?;
-
+        let bytes = open_transport(payload, "choria:transport:1")?;
         let secure: SecureDocument = read(&bytes, Layer::Secure)?;
         expect_protocol(&secure.protocol, "choria:secure:reply:1", Layer::Secure)?;
         verify_hash(secure.message.as_bytes(), &secure.hash)?;
@@ -155,14 +141,6 @@ impl Signer {
 }
 
 #[derive(Deserialize)]
-struct TransportDocument<'a> {
-    #[serde(borrow)]
-    protocol: Cow<'a, str>,
-    #[serde(borrow)]
-    data: Cow<'a, str>,
-}
-
-#[derive(Deserialize)]
 struct SecureDocument<'a> {
     #[serde(borrow)]
     protocol: Cow<'a, str>,
@@ -199,9 +177,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::protocol::Identity;
     use crate::protocol::subject::Subject;
     use crate::protocol::testing::{INSECURE, X509, recorded};
+    use crate::protocol::{Identity, REPLY_BYTES_MAX};
 
     fn secure(payload: &str) -> Value {
         let transport: Value = serde_json::from_str(payload).unwrap();

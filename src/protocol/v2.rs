@@ -17,8 +17,8 @@ use serde::Deserialize;
 
 use crate::protocol::json::push_string;
 use crate::protocol::{
-    COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, REPLY_BYTES_MAX, Reply, Request, RequestId,
-    Sender, expect_protocol, read, verify_hash,
+    COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, Reply, Request, RequestId, Sender,
+    decode_base64, expect_protocol, open_transport, push_trace, read, verify_hash,
 };
 
 /// Wraps what `sender` says, unwraps what nodes answer.
@@ -72,14 +72,8 @@ impl Codec {
         push_string(&mut out, request.reply_to.as_str());
         out.extend_from_slice(br#","sender":"#);
         push_string(&mut out, identity);
-        // The trace of hops: from the broker, through us, to the broker.
-        out.extend_from_slice(br#","trace":[["#);
-        push_string(&mut out, request.broker_url);
-        out.push(b',');
-        push_string(&mut out, identity);
-        out.push(b',');
-        push_string(&mut out, request.broker_url);
-        out.extend_from_slice(b"]]}}");
+        out.extend_from_slice(br#","trace":"#);
+        push_trace(&mut out, request.broker_url, &self.sender.identity);
         out
     }
 
@@ -114,16 +108,10 @@ impl Codec {
     ///
     /// [`DecodeError`].
     pub fn decode_reply(&self, payload: &[u8]) -> Result<Reply, DecodeError> {
-        if payload.len() > REPLY_BYTES_MAX {
-            return Err(DecodeError::TooLarge { size: payload.len() });
-        }
-        let transport: TransportDocument = read(payload, Layer::Transport)?;
-        expect_protocol(&transport.protocol, "io.choria.protocol.v2.transport", Layer::Transport)?;
-        let bytes = decode(&transport.data, Layer::Secure)?;
-
+        let bytes = open_transport(payload, "io.choria.protocol.v2.transport")?;
         let secure: SecureDocument = read(&bytes, Layer::Secure)?;
         expect_protocol(&secure.protocol, "io.choria.protocol.v2.secure_reply", Layer::Secure)?;
-        let bytes = decode(&secure.reply, Layer::Reply)?;
+        let bytes = decode_base64(&secure.reply, Layer::Reply)?;
         verify_hash(&bytes, &secure.hash)?;
 
         let reply: ReplyDocument = read(&bytes, Layer::Reply)?;
@@ -168,18 +156,6 @@ fn base64_len(bytes: usize) -> usize {
     bytes.div_ceil(3) * 4
 }
 
-fn decode(base64: &str, layer: Layer) -> Result<Vec<u8>, DecodeError> {
-    STANDARD.decode(base64.as_bytes()).map_err(|_| DecodeError::Base64 { layer })
-}
-
-#[derive(Deserialize)]
-struct TransportDocument<'a> {
-    #[serde(borrow)]
-    protocol: Cow<'a, str>,
-    #[serde(borrow)]
-    data: Cow<'a, str>,
-}
-
 #[derive(Deserialize)]
 struct SecureDocument<'a> {
     #[serde(borrow)]
@@ -212,10 +188,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::protocol::Identity;
     use crate::protocol::ksuid::Ksuid;
     use crate::protocol::subject::Subject;
     use crate::protocol::testing::{ISSUER, recorded};
+    use crate::protocol::{Identity, REPLY_BYTES_MAX};
 
     const TOKEN: &str = include_str!("../../tests/vectors/captures/issuer/signer.jwt");
     const SEED: &str = include_str!("../../tests/vectors/captures/issuer/signer.seed");
