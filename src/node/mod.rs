@@ -29,6 +29,7 @@ use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
 use crate::jwt::provisioning::Doubt;
 use crate::jwt::server::{IssueError, Issued};
 use crate::jwt::{KeyError, VerifyKey};
+use crate::logging::chain;
 use crate::metrics::Metrics;
 use crate::pki::ecdh::{self, Ephemeral, Sealed};
 use crate::protocol::{Identity, random_bytes};
@@ -750,14 +751,7 @@ const REASON_MAX: usize = 1_000;
 
 /// An error and all its causes, for people.
 fn reason(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    shortened(text)
+    shortened(chain(error))
 }
 
 fn shortened(text: String) -> String {
