@@ -60,13 +60,11 @@ impl fmt::Display for Reason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term(u64);
 
-/// Why a running node must stop before its next step, or why nothing new begins.
+/// Why a running node must stop before its next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     /// The process is aborting.
     Aborted,
-    /// The process is draining; what runs may finish, and nothing new begins.
-    Draining,
     /// Leadership was lost since the node was begun.
     TermEnded,
     /// The node's own time was up while the gate was closed.
@@ -77,7 +75,6 @@ impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Closed::Aborted => "the process is aborting",
-            Closed::Draining => "the process is shutting down",
             Closed::TermEnded => "leadership was lost",
             Closed::Deadline => "the node's time was up while there was no connection",
         })
@@ -139,28 +136,12 @@ impl Gate {
         core.begin().ok_or_else(|| core.reasons().collect())
     }
 
-    /// Blocks until [`begin`](Gate::begin) would succeed.
-    ///
-    /// # Errors
-    ///
-    /// [`Closed::Draining`] or [`Closed::Aborted`], which nothing takes back.
-    pub fn wait_open(&self) -> Result<Term, Closed> {
-        let mut core = self.core.lock();
-        loop {
-            match core.wait_open() {
-                Opening::Open(term) => return Ok(term),
-                Opening::Never(closed) => return Err(closed),
-                Opening::Wait => self.changed.wait(&mut core),
-            }
-        }
-    }
-
     /// Asked before each next step of a running node: each try of a request, and the helper. Waits out a lost
     /// connection, at most until `deadline`; an open gate never looks at the deadline.
     ///
     /// # Errors
     ///
-    /// [`Closed::TermEnded`], [`Closed::Aborted`] or [`Closed::Deadline`]; never [`Closed::Draining`].
+    /// [`Closed::TermEnded`], [`Closed::Aborted`] or [`Closed::Deadline`]; draining stops no running node.
     pub fn proceed(&self, term: Term, deadline: Instant) -> Result<(), Closed> {
         let mut core = self.core.lock();
         loop {
@@ -204,8 +185,8 @@ impl Gate {
         }
     }
 
-    /// A channel that holds a token after any change since the last was taken; for a `select!` that must not block
-    /// in [`wait_open`](Gate::wait_open).
+    /// A channel that holds a token after any change since the last was taken, for whoever waits for
+    /// [`begin`](Gate::begin) to succeed.
     pub fn watch(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(1);
         self.watchers.lock().push(sender);
@@ -252,17 +233,6 @@ pub struct Core {
     aborted: bool,
     has_connected: bool,
     reconnected_at: Option<Instant>,
-}
-
-/// Whether something new may begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opening {
-    /// Yes, in this term.
-    Open(Term),
-    /// Not before a change.
-    Wait,
-    /// Not in this process any more.
-    Never(Closed),
 }
 
 /// Whether a running node may take its next step.
@@ -329,16 +299,6 @@ impl Core {
         (self.closed == 0).then_some(self.term)
     }
 
-    /// Whether to begin, to wait for that, or to give up.
-    pub fn wait_open(&self) -> Opening {
-        match self.begin() {
-            Some(term) => Opening::Open(term),
-            None if self.aborted => Opening::Never(Closed::Aborted),
-            None if self.is_closed_by(Reason::Draining) => Opening::Never(Closed::Draining),
-            None => Opening::Wait,
-        }
-    }
-
     /// Whether a node begun in `term`, with time until `deadline`, may go on at `now`.
     pub fn proceed(&self, term: Term, deadline: Instant, now: Instant) -> Step {
         if self.aborted {
@@ -391,27 +351,23 @@ mod tests {
     #[test]
     fn each_reason_stops_what_it_must_and_nothing_else() {
         let term_ended = Step::End(Closed::TermEnded);
-        let wait = Opening::Wait;
-        let draining = Opening::Never(Closed::Draining);
-        let aborted = Opening::Never(Closed::Aborted);
-        check(|_| (), Opening::Open(Term(0)), Step::Go);
-        check(|core| core.close(Reason::Operator), wait, Step::Go);
-        check(|core| core.close(Reason::Standby), wait, Step::Go);
-        check(|core| core.close(Reason::Disconnected), wait, Step::Wait);
-        check(|core| core.close(Reason::Draining), draining, Step::Go);
-        check(Core::end_term, wait, term_ended);
-        check(Core::abort, aborted, Step::End(Closed::Aborted));
+        check(|_| (), Some(Term(0)), Step::Go);
+        check(|core| core.close(Reason::Operator), None, Step::Go);
+        check(|core| core.close(Reason::Standby), None, Step::Go);
+        check(|core| core.close(Reason::Disconnected), None, Step::Wait);
+        check(|core| core.close(Reason::Draining), None, Step::Go);
+        check(Core::end_term, None, term_ended);
+        check(Core::abort, None, Step::End(Closed::Aborted));
     }
 
     /// Applies `change` to an open gate, then asks for something new and for a node begun before.
     #[track_caller]
-    fn check(change: impl FnOnce(&mut Core), opening: Opening, step: Step) {
+    fn check(change: impl FnOnce(&mut Core), begins: Option<Term>, step: Step) {
         let now = Instant::now();
         let mut core = connected(now);
         let term = core.begin().unwrap();
         change(&mut core);
-        assert_eq!(core.wait_open(), opening);
-        assert_eq!(core.begin().is_some(), matches!(opening, Opening::Open(_)));
+        assert_eq!(core.begin(), begins);
         assert_eq!(core.proceed(term, now + LONG, now), step);
     }
 
@@ -451,7 +407,7 @@ mod tests {
         let mut core = connected(now);
         core.close(Reason::Draining);
         core.open(Reason::Draining, now);
-        assert_eq!(core.wait_open(), Opening::Never(Closed::Draining));
+        assert_eq!(core.begin(), None);
     }
 
     #[test]
@@ -494,22 +450,6 @@ mod tests {
         assert!(core.just_reconnected(back));
         assert!(core.just_reconnected(back + RECONNECT_GRACE - Duration::from_millis(1)));
         assert!(!core.just_reconnected(back + RECONNECT_GRACE));
-    }
-
-    #[test]
-    fn a_waiting_thread_wakes_when_the_last_reason_goes() {
-        let gate = Arc::new(Gate::new());
-        let waiting = spawn(&gate, |gate| gate.wait_open());
-        gate.open(Reason::Disconnected);
-        assert_eq!(result(&waiting), Ok(Term(0)));
-    }
-
-    #[test]
-    fn a_waiting_thread_ends_when_nothing_begins_any_more() {
-        let gate = Arc::new(Gate::new());
-        let waiting = spawn(&gate, |gate| gate.wait_open());
-        gate.close(Reason::Draining);
-        assert_eq!(result(&waiting), Err(Closed::Draining));
     }
 
     #[test]

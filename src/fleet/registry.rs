@@ -445,8 +445,7 @@ impl Registry {
             Outcome::Stopped(Closed::Deadline) => {
                 self.queue_known(&identity, &mut entry, now, push);
             }
-            Outcome::NotProvisioning
-            | Outcome::Stopped(Closed::Aborted | Closed::Draining | Closed::TermEnded) => {
+            Outcome::NotProvisioning | Outcome::Stopped(Closed::Aborted | Closed::TermEnded) => {
                 return Finished { tally, next: Next::Absent };
             }
         }
@@ -1070,7 +1069,6 @@ mod tests {
         check_outcome(|_| Outcome::NotProvisioning, "", "not_provisioning", "absent");
         check_outcome(|_| Outcome::Stopped(Closed::Deadline), "", "", "Queued");
         check_outcome(|_| Outcome::Stopped(Closed::TermEnded), "", "", "absent");
-        check_outcome(|_| Outcome::Stopped(Closed::Draining), "", "", "absent");
         check_outcome(|_| Outcome::Stopped(Closed::Aborted), "", "", "absent");
     }
 

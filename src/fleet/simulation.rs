@@ -16,7 +16,7 @@ use fastrand::Rng;
 use crate::fleet::registry::{
     self, Key, Limits, Next, NodeState, Queue, Registry, Sighted, Sighting,
 };
-use crate::gate::{self, Closed, Opening, Reason, Step, Term};
+use crate::gate::{self, Closed, Reason, Step, Term};
 use crate::node::{Outcome, Report};
 use crate::protocol::Identity;
 
@@ -666,7 +666,7 @@ impl Simulation {
         }
         for worker in 0..self.workers.len() {
             while self.workers[worker].is_none() && !self.ready.is_empty() {
-                let Opening::Open(term) = self.gate.wait_open() else { break };
+                let Some(term) = self.gate.begin() else { break };
                 let Some((key, answered_at)) = self.ready.pop_front() else { break };
                 self.take(worker, key, answered_at, term);
             }
@@ -760,7 +760,6 @@ impl Simulation {
                     Closed::TermEnded => self.note("term ended"),
                     Closed::Deadline => self.note("deadline"),
                     Closed::Aborted => self.note("aborted"),
-                    Closed::Draining => panic!("draining stops no running node"),
                 }
                 self.job_ends(worker, Outcome::Stopped(closed), "");
             }
