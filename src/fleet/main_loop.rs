@@ -1,0 +1,255 @@
+//! The main thread: opens and closes the gate as the connection comes and goes, and looks after tokens and log until the
+//! drain has ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
+
+use crate::fleet::links::Links;
+use crate::fleet::threads::Threads;
+use crate::fleet::tokens::Tokens;
+use crate::gate::{Gate, Reason};
+use crate::logging::{Log, chain};
+use crate::metrics::Metrics;
+use crate::protocol::subject;
+use crate::shutdown::{Never, Signals};
+use crate::transport::connection::Connection;
+use crate::transport::{Link, Publish, Transport};
+
+/// How long the broker may take for what was sent last, when the connection is closed.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How long our startup event may take to reach the broker.
+const ANNOUNCE_MAX: Duration = Duration::from_secs(2);
+
+/// The main thread's state.
+pub struct MainLoop {
+    pub gate: Arc<Gate>,
+    pub metrics: Arc<Metrics>,
+    pub transport: Arc<dyn Transport>,
+    pub trigger: Sender<()>,
+    pub links: Arc<Links>,
+    pub link_changed: Receiver<()>,
+    pub gate_changed: Receiver<()>,
+    /// Takes the keys into use that were read for the connection.
+    pub renew: Box<dyn Fn()>,
+    /// Our startup event, until it is sent.
+    pub announcement: Option<Vec<u8>>,
+    pub tokens: Tokens,
+}
+
+/// Why the main thread looks no longer after what comes up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// What it waited for has come.
+    Over,
+    /// Every wait must end.
+    Aborted,
+    /// Its time was up.
+    Late,
+}
+
+impl MainLoop {
+    /// Opens and closes the gate until the drain begins.
+    pub fn serve(&mut self, signals: &Signals, log: &Log) {
+        self.measure();
+        self.tokens.look(&self.metrics);
+        self.attend(signals, log, &signals.drain, &never());
+    }
+
+    /// Looks after connection, gate, tokens and log until `over` disconnects, or `late` says that this takes too long.
+    fn attend(
+        &mut self,
+        signals: &Signals,
+        log: &Log,
+        over: &Receiver<Never>,
+        late: &Receiver<Instant>,
+    ) -> End {
+        let look = self.tokens.tick();
+        loop {
+            select_biased! {
+                recv(over) -> _ => return End::Over,
+                recv(signals.abort) -> _ => return End::Aborted,
+                recv(late) -> _ => return End::Late,
+                recv(self.link_changed) -> _ => self.link(),
+                recv(self.gate_changed) -> _ => self.measure(),
+                recv(look) -> _ => self.tokens.look(&self.metrics),
+                recv(signals.hangup) -> _ => {
+                    log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
+                }
+                recv(signals.reopen) -> _ => match log.reopen() {
+                    Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
+                    Err(error) => log::error!(component = "provisioner"; "Going on with the old log: {}", chain(&error)),
+                },
+            }
+        }
+    }
+
+    /// The connection came or went.
+    fn link(&mut self) {
+        if let Some(Link::Up { .. }) = self.links.take() {
+            (self.renew)();
+            self.announce();
+            if self.links.open() {
+                // A full channel holds the request already; a closed one has nobody left who discovers.
+                let _ = self.trigger.try_send(());
+            }
+        }
+    }
+
+    /// Publishes our startup event, once in the life of the process.
+    fn announce(&mut self) {
+        let Some(event) = &self.announcement else { return };
+        let subject = subject::own_startup();
+        let message = Publish { subject: &subject, reply: None, headers: &[], payload: event };
+        let sent = self
+            .transport
+            .publish(&message)
+            .and_then(|()| self.transport.flush(Instant::now() + ANNOUNCE_MAX));
+        match sent {
+            Ok(()) => self.announcement = None,
+            Err(error) => {
+                log::warn!(component = "provisioner"; "Could not publish startup event: {error}");
+            }
+        }
+    }
+
+    fn measure(&self) {
+        let reasons = self.gate.reasons();
+        for reason in Reason::ALL {
+            let closed = reasons.contains(&reason);
+            self.metrics.gate_closed.with_label_values(&[reason.label()]).set(i64::from(closed));
+        }
+        // The original knew these two only.
+        let paused = reasons.iter().any(|r| matches!(r, Reason::Operator | Reason::Standby));
+        self.metrics.paused.set(i64::from(paused));
+    }
+
+    /// Lets running nodes finish, within `drain_timeout`, and closes the connection.
+    pub fn stop(
+        &mut self,
+        signals: &Signals,
+        log: &Log,
+        mut threads: Threads,
+        drain_timeout: Duration,
+        connection: &Connection,
+    ) {
+        self.gate.close(Reason::Draining);
+        self.measure();
+        // Whoever leaves does not say that it has come.
+        self.announcement = None;
+        log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
+        let late = at(Instant::now() + drain_timeout);
+        match self.attend(signals, log, &threads.ended(), &late) {
+            End::Over => connection.drain(Instant::now() + CLOSE_MAX, &signals.abort),
+            End::Aborted => log::warn!(component = "provisioner"; "Shutting down at once"),
+            End::Late => {
+                log::warn!(component = "provisioner"; "Running nodes took longer than {drain_timeout:?}: shutting down at once");
+                signals.stop().abort();
+            }
+        }
+        self.gate.abort();
+        connection.abort();
+        threads.join();
+        connection.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::config::security::Security;
+    use crate::transport::memory::Memory;
+
+    fn up() -> Link {
+        Link::Up { server: "nats://broker:4222".into(), first: true }
+    }
+
+    fn down() -> Link {
+        Link::Down { reason: "gone".into() }
+    }
+
+    /// A main thread that stands still until the test calls it.
+    struct Bench {
+        main: MainLoop,
+        memory: Arc<Memory>,
+        triggered: Receiver<()>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let memory = Memory::new();
+            let gate = Arc::new(Gate::new());
+            let (links, link_changed) = Links::new(gate.clone());
+            let (trigger, triggered) = bounded(1);
+            let main = MainLoop {
+                gate_changed: gate.watch(),
+                gate,
+                metrics: Metrics::new("test"),
+                transport: memory.clone(),
+                trigger,
+                links,
+                link_changed,
+                renew: Box::new(|| {}),
+                announcement: Some(b"we are here".to_vec()),
+                tokens: Tokens::new(None, Security::Off),
+            };
+            Bench { main, memory, triggered }
+        }
+
+        fn put(&self, link: Link) {
+            self.main.links.put(link);
+        }
+
+        /// Takes all the changes that wait.
+        fn look(&mut self) {
+            while self.main.link_changed.try_recv().is_ok() {
+                self.main.link();
+            }
+        }
+
+        fn is_open(&self) -> bool {
+            self.main.gate.begin().is_ok()
+        }
+    }
+
+    #[test]
+    fn a_connection_opens_the_gate_and_starts_a_discovery_and_its_loss_closes_it_at_once() {
+        let mut bench = Bench::new();
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open());
+        assert_eq!(bench.triggered.try_iter().count(), 1);
+        bench.put(down());
+        assert!(!bench.is_open(), "before the main thread has woken up");
+        bench.look();
+        assert!(!bench.is_open());
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open());
+        assert_eq!(bench.memory.published().len(), 1, "we announce ourselves once");
+    }
+
+    #[test]
+    fn a_connection_that_is_lost_while_we_announce_ourselves_never_opens_the_gate() {
+        let mut bench = Bench::new();
+        let links = bench.main.links.clone();
+        bench.memory.on_publish(move |_| {
+            links.put(down());
+            Vec::new()
+        });
+        bench.put(up());
+        bench.main.link_changed.recv().unwrap();
+        bench.main.link();
+        assert!(!bench.is_open());
+        assert!(bench.triggered.is_empty());
+        bench.look();
+        assert!(!bench.is_open());
+        bench.put(down());
+        bench.put(up());
+        bench.look();
+        assert!(bench.is_open(), "the last change counts");
+    }
+}
