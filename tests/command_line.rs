@@ -82,6 +82,45 @@ fn a_missing_file_ends_with_78_and_is_named() {
 }
 
 #[test]
+fn a_pipe_in_the_place_of_a_file_is_refused_at_once() {
+    let site = Site::new(GOOD);
+    let pipe = site.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.display().to_string();
+    let refused = |command: &mut Command, code: i32, place: &str| {
+        let (status, said) = end_of(command);
+        assert_eq!(status, Some(code), "{place}: {said}");
+        let expected = format!("{place}it is no regular file");
+        assert!(said.contains(&expected), "{expected:?} is not in {said}");
+    };
+    refused(program().arg(format!("@{pipe}")), 2, &format!("arguments file {pipe:?}: "));
+    let unreadable = format!("{pipe}: cannot be read: ");
+    refused(program().args(["--config", &pipe]), 78, &unreadable);
+    let settings = site.path("p.yaml");
+    let mut command = program();
+    command.arg("--config").arg(&settings);
+    refused(command.args(["--choria-config", &pipe]), 78, &unreadable);
+
+    let key = format!("jwt_verify_cert: {pipe}");
+    fs::write(&settings, format!("{GOOD}features: {{jwt: on}}\n{key}\n")).unwrap();
+    refused(&mut site.command(), 78, &format!("{key} is no readable file ("));
+    let [key, token] = ["key", "token"].map(|what| format!("jwt_signing_{what}: {pipe}"));
+    fs::write(&settings, format!("{GOOD}features: {{ed25519: on}}\n{key}\n{token}\n")).unwrap();
+    refused(&mut site.command(), 78, &format!("{key}: "));
+    refused(&mut site.command(), 78, &format!("{token}: "));
+
+    fs::write(&settings, "helper: /bin/true\n").unwrap();
+    let family = "plugin.security.choria";
+    let client = format!(
+        "identity = p.example.net\nplugin.security.provider = choria\n\
+         {family}.token_file = {pipe}\n{family}.seed_file = {pipe}\n"
+    );
+    fs::write(site.path("c.cfg"), client).unwrap();
+    refused(&mut site.command(), 78, &format!("{family}.token_file: {pipe}: "));
+    refused(&mut site.command(), 78, &format!("{family}.seed_file: {pipe}: "));
+}
+
+#[test]
 fn a_log_file_that_cannot_be_opened_ends_with_78() {
     let site = Site::new(&format!("{GOOD}logfile: /nowhere/x.log\n"));
     let output = site.command().output().unwrap();
@@ -342,6 +381,20 @@ fn until(mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it does not happen");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Runs it to its end: exit code, and what it said on standard error. One that does not end is killed.
+#[track_caller]
+fn end_of(command: &mut Command) -> (Option<i32>, String) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + SOON;
+    while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // It may have ended long ago.
+    let _ = child.kill();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), stderr(&output))
 }
 
 fn stdout(output: &Output) -> String {

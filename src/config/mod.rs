@@ -19,13 +19,14 @@ use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use log::LevelFilter;
 use regex::Regex;
+use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
@@ -686,7 +687,7 @@ fn ms(count: u64) -> Duration {
 /// Reads a file that people write; one that is larger than any of these ever is, is an error.
 pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    OpenFile::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(io::Error::other(format!("larger than {FILE_BYTES_MAX} bytes")));
     }
@@ -697,11 +698,24 @@ pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 pub(crate) fn read_secret(path: &Path) -> io::Result<Zeroizing<String>> {
     // As large as it may ever become: when it grows, the old place is not wiped.
     let mut text = Zeroizing::new(String::with_capacity(SECRET_BYTES_MAX as usize + 1));
-    OpenFile::open(path)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
+    open(path)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > SECRET_BYTES_MAX {
         return Err(io::Error::other(format!("larger than {SECRET_BYTES_MAX} bytes")));
     }
     Ok(text)
+}
+
+/// Opens a file to be read, and nothing else: a pipe would hold us until somebody writes into it, and most of our files are
+/// read more than once.
+fn open(path: &Path) -> io::Result<OpenFile> {
+    // Opening a pipe waits, too.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenFile::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.file_type() {
+        kind if kind.is_file() => Ok(file),
+        kind if kind.is_dir() => Err(io::Error::from(rustix::io::Errno::ISDIR)),
+        _ => Err(io::Error::other("it is no regular file")),
+    }
 }
 
 /// Nobody but us needs the key; a group that reads it may be ours.
