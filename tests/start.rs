@@ -36,14 +36,25 @@ fn an_unreadable_verification_key_is_a_configuration_error() {
 }
 
 #[test]
-fn a_verification_key_that_is_none_fails_nodes_until_it_is_mended() {
-    let broker = NatsServer::start();
-    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
-    let daemon = Daemon::builder(&broker.address());
+fn a_verification_key_that_is_none_is_refused_with_the_remedy() {
+    let daemon = Daemon::builder("127.0.0.1:4222");
     let path = daemon.dir().join("key.pem");
     std::fs::write(&path, "no key").expect("the temporary folder is writable");
-    let mut daemon = daemon.set("jwt_verify_cert", path.display()).start();
-    daemon.wait_logged(SOON, &["Could not provision n0.fleet.example.net", "key"]);
+    let (code, log) = daemon.set("jwt_verify_cert", path.display()).run_to_its_end();
+    assert_eq!(code, 78, "{log}");
+    let expected = format!("jwt_verify_cert: {} holds no key (", path.display());
+    assert!(log.contains(&expected) && log.contains("RSA in PEM, or Ed25519 in hex"), "{log}");
+}
+
+#[test]
+fn a_verification_key_broken_later_fails_nodes_until_it_is_mended() {
+    let broker = NatsServer::start();
+    let mut daemon = Daemon::builder(&broker.address()).start();
+    let path = daemon.dir().join("verify.pem");
+    std::fs::write(&path, "no key").expect("the temporary folder is writable");
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    let reason = "could not use validation certificate";
+    daemon.wait_logged(SOON, &["Could not provision n0.fleet.example.net", reason]);
     assert_eq!(fleet.node(0).times_configured(), 0);
     // The file is read for every node, so nobody has to restart anything.
     std::fs::write(&path, Fleet::verify_key_pem()).expect("the temporary folder is writable");

@@ -40,6 +40,7 @@ use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
 pub use crate::config::surroundings::Surroundings;
 use crate::helper::HelperCommand;
+use crate::jwt::VerifyKey;
 
 /// The provisioner's own settings; every field but `signing` is named after its key.
 #[derive(Debug, Clone)]
@@ -543,19 +544,35 @@ fn jwt_verify_cert(
     if !path.exists()
         && let Some(key) = hex_key(&value)
     {
+        if features.jwt
+            && let Err(error) = VerifyKey::from_ed25519(&key)
+        {
+            report.error(line, format!("jwt_verify_cert: {value} is no key: {error}"));
+        }
         return Some(VerifyKeySource::Ed25519(key));
     }
     // An unused key file may be missing: the original never looks at it.
     if features.jwt
-        && let Err(error) = read_file(path)
+        && let Err(why) = check_verify_key(path, report)
     {
-        report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
-        report.error(
-            line,
-            format!("jwt_verify_cert: {value} is no readable file ({error}), nor 64 hex digits"),
-        );
+        report.error(line, format!("jwt_verify_cert: {value} {why}"));
     }
     Some(VerifyKeySource::File(path.to_path_buf()))
+}
+
+/// What is wrong with the key in the file at `path`. It is read again for every node, but a wrong one would fail each of
+/// them.
+fn check_verify_key(path: &Path, report: &mut Report) -> Result<(), String> {
+    let content = read_file(path).map_err(|error| {
+        report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
+        format!("is no readable file ({error}), nor 64 hex digits")
+    })?;
+    match VerifyKey::from_file(&String::from_utf8_lossy(&content)) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!(
+            "holds no key ({error}); wanted is the certificate or public key of whoever signed the provisioning JWTs: RSA in PEM, or Ed25519 in hex"
+        )),
+    }
 }
 
 fn upgrades_repository(
@@ -763,6 +780,7 @@ mod tests {
     use std::fmt::Debug;
 
     use super::*;
+    use crate::jwt::testing;
 
     #[test]
     fn has_the_defaults_of_the_documentation() {
@@ -1193,12 +1211,13 @@ mod tests {
 
     #[test]
     fn finds_the_key_for_provisioning_tokens() {
-        let hex = "00ff".repeat(16);
+        let hex = testing::ISSUER_PUBLIC;
         let (config, _) = good(&format!("features: {{jwt: on}}\njwt_verify_cert: {hex}"));
         let Some(VerifyKeySource::Ed25519(key)) = config.jwt_verify_cert else { panic!() };
-        assert_eq!(key[..4], [0x00, 0xff, 0x00, 0xff]);
-        let (config, _) = good("features: {jwt: on}\njwt_verify_cert: /etc/passwd");
-        assert_eq!(config.jwt_verify_cert, Some(VerifyKeySource::File("/etc/passwd".into())));
+        assert_eq!(key, testing::bytes(hex));
+        let file = "tests/vectors/captures/insecure/jwt-signer.pem";
+        let (config, _) = good(&format!("features: {{jwt: on}}\njwt_verify_cert: {file}"));
+        assert_eq!(config.jwt_verify_cert, Some(VerifyKeySource::File(file.into())));
         // Without the feature nobody will read it.
         good("jwt_verify_cert: /nowhere");
         wrong(
@@ -1215,13 +1234,33 @@ mod tests {
             &["nor 64 hex digits"],
         );
         wrong("features: {jwt: on}\njwt_verify_cert: /", &["/ is no readable file"]);
+        for (file, why) in [
+            ("/etc/passwd", "could not parse ed25519 public data"),
+            (
+                "tests/vectors/captures/insecure/jwt-signer.key",
+                "could not parse validation certificate",
+            ),
+            ("tests/vectors/captures/insecure/provisioning.jwt", "could not parse ed25519"),
+        ] {
+            let expected = format!("t.yaml:4: jwt_verify_cert: {file} holds no key ({why}");
+            let (text, remedy) =
+                (format!("features: {{jwt: on}}\njwt_verify_cert: {file}"), "RSA in PEM");
+            wrong(&text, &[&expected]);
+            wrong(&text, &[remedy]);
+        }
+        // No point on the curve.
+        let none = format!("02{}", "0".repeat(62));
+        wrong(
+            &format!("features: {{jwt: on}}\njwt_verify_cert: '{none}'"),
+            &["is no key: invalid ed25519 public key"],
+        );
     }
 
     #[test]
     fn a_server_jwt_needs_a_verified_node_and_something_to_sign_with() {
         let features = |text: &str| good(text).0.features;
         let seed = "tests/vectors/captures/issuer/signer.seed";
-        let with = "jwt_verify_cert: /etc/passwd\njwt_signing_key: {seed}".replace("{seed}", seed);
+        let with = "jwt_verify_cert: tests/vectors/captures/insecure/jwt-signer.pem\njwt_signing_key: {seed}".replace("{seed}", seed);
         let on =
             Features { jwt: true, upgrades: false, enrollment: Enrollment::OrganizationIssuer };
         assert_eq!(features(&format!("features: {{ed25519: on}}\n{with}")), on);
