@@ -93,10 +93,19 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation
     let Some(config) = flags.config else {
         return Err(UsageError("required flag --config not provided".into()));
     };
+    let is_empty = |path: &PathBuf| path.as_os_str().is_empty();
+    for (flag, path) in [("config", Some(&config)), ("choria-config", flags.choria_config.as_ref())]
+    {
+        // A variable of a shell that is not set, most likely.
+        if path.is_some_and(is_empty) {
+            return Err(UsageError(format!("flag --{flag} is empty, and must name a file")));
+        }
+    }
     Ok(Invocation::Run(Run {
         config,
         choria_config: flags.choria_config,
-        pid: flags.pid,
+        // Empty is none, as in the original.
+        pid: flags.pid.filter(|path| !is_empty(path)),
         debug: flags.debug && !flags.no_debug,
     }))
 }
@@ -230,6 +239,7 @@ mod tests {
         check(&["--debug", "run", "--config=c.yaml"], Run { debug: true, ..plain() });
         check(&["--config=c.yaml", "run", "--debug"], Run { debug: true, ..plain() });
         check(&["--config", "run"], Run { config: "run".into(), ..Run::default() });
+        check(&["--config=c.yaml", "--pid="], plain());
         check(&["--config=a=b"], Run { config: "a=b".into(), ..Run::default() });
         check(&["--config=--odd"], Run { config: "--odd".into(), ..Run::default() });
         check(
@@ -245,6 +255,12 @@ mod tests {
         wrong(&["run", "--debug"], "required flag --config not provided");
         wrong(&["--config"], "expected argument for flag --config");
         wrong(&["--config", "--debug"], "expected argument for flag --config");
+        wrong(&["--config="], "flag --config is empty, and must name a file");
+        wrong(&["--config", ""], "flag --config is empty, and must name a file");
+        wrong(
+            &["--config=a", "--choria-config="],
+            "flag --choria-config is empty, and must name a file",
+        );
         wrong(&["--config=a", "--config", "b"], "flag --config cannot be repeated");
         wrong(&["--debug", "--debug", "--config=a"], "flag --debug cannot be repeated");
         wrong(&["--debug", "--no-debug", "--config=a"], "flag --debug cannot be repeated");
