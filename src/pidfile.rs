@@ -38,12 +38,15 @@ impl PidFile {
     ///
     /// [`PidError`] if the file can't be written.
     pub fn write(path: &Path) -> Result<PidFile, PidError> {
-        let write = || {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o644);
-            options.open(path)?.write_all(process::id().to_string().as_bytes())
-        };
-        write().map_err(|source| PidError { path: path.to_path_buf(), source })?;
+        let faulty = |source| PidError { path: path.to_path_buf(), source };
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o644);
+        let mut file = options.open(path).map_err(faulty)?;
+        file.write_all(process::id().to_string().as_bytes()).map_err(|source| {
+            // What is left of it names no process, or another one.
+            let _ = fs::remove_file(path);
+            faulty(source)
+        })?;
         Ok(PidFile(path.to_path_buf()))
     }
 
@@ -94,6 +97,15 @@ mod tests {
         drop(pid);
         assert_eq!(fs::read_to_string(&path).unwrap(), "1");
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_empty_file() {
+        let path = std::env::temp_dir().join(format!("provisioner-pid3-{}", process::id()));
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let error = PidFile::write(&path).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+        assert!(fs::symlink_metadata(&path).is_err(), "it is still there");
     }
 
     #[test]
