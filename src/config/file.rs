@@ -98,7 +98,7 @@ settings! {
         monitor_address: String,
         /// Control socket. Not available in this version.
         admin_socket: String,
-        /// Nodes that wait for their turn, 1 to 1,000,000. Default: 50,000.
+        /// Nodes that wait for their turn, new ones and those tried before each, 1 to 1,000,000. Default: 50,000.
         work_queue: i64,
         /// Nodes asked and silent so far, 1 to 100,000. Default: 1,024.
         probe_window: i64,
