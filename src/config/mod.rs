@@ -229,8 +229,8 @@ impl Config {
 
     fn check(file: File, report: &mut Report) -> Option<Config> {
         refuse_what_is_not_there_yet(&file, report);
-        check_unused(&file, report);
         let features = features(file.features.as_ref(), report);
+        check_unused(&file, features, report);
         let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
         let jwt_verify_cert = jwt_verify_cert(file.jwt_verify_cert, features, report);
         let signing = signing::Written {
@@ -342,12 +342,40 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
     }
 }
 
-fn check_unused(file: &File, report: &mut Report) {
-    if let Some(At { line, .. }) = file.broker_port {
-        report.warn(line, "broker_port: has no effect, as in the original");
+/// Says of every setting that does nothing in this file what would make it count.
+fn check_unused(file: &File, features: Features, report: &mut Report) {
+    const OF_THE_ORIGINAL: &str = ", as in the original";
+    const NO_JWT: &str = " without `features.jwt`: nodes show no provisioning JWT, and anybody may claim to be one of them";
+    const NO_SERVER_JWT: &str = " without `features.ed25519`: nodes get no server JWT";
+    const NO_CSR: &str = " without `features.pki`: nodes make no certificate request";
+    const NO_UPGRADE: &str = " without `features.upgrades`: no node is upgraded";
+    const NO_MONITOR: &str = " without `monitor_port`: nothing listens there";
+
+    fn is_written<T>(setting: &Option<At<T>>, is_something: impl Fn(&T) -> bool) -> Option<usize> {
+        setting.as_ref().filter(|at| is_something(&at.value)).map(|at| at.line)
     }
-    if let Some(At { line, .. }) = file.rego_policy {
-        report.warn(line, "rego_policy: has no effect, as in the original");
+    let text = |setting| is_written(setting, |text: &String| !text.is_empty());
+    let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
+    let has_csr = features.enrollment == Enrollment::Pki;
+    let has_monitor = is_written(&file.monitor_port, |port| *port != 0).is_some();
+    let validity = is_written(&file.server_jwt_validity, |_| true);
+    let deny = is_written(&file.cert_deny_list, |list| !list.is_empty());
+    let optional = is_written(&file.upgrades_optional, |is_optional| *is_optional);
+    for (counts, key, line, why) in [
+        (false, "broker_port", is_written(&file.broker_port, |_| true), OF_THE_ORIGINAL),
+        (false, "rego_policy", is_written(&file.rego_policy, |_| true), OF_THE_ORIGINAL),
+        (features.jwt, "jwt_verify_cert", text(&file.jwt_verify_cert), NO_JWT),
+        (is_issuer, "jwt_signing_key", text(&file.jwt_signing_key), NO_SERVER_JWT),
+        (is_issuer, "jwt_signing_token", text(&file.jwt_signing_token), NO_SERVER_JWT),
+        (is_issuer, "server_jwt_validity", validity, NO_SERVER_JWT),
+        (has_csr, "cert_deny_list", deny, NO_CSR),
+        (features.upgrades, "upgrades_repository", text(&file.upgrades_repository), NO_UPGRADE),
+        (features.upgrades, "upgrades_optional", optional, NO_UPGRADE),
+        (has_monitor, "monitor_address", text(&file.monitor_address), NO_MONITOR),
+    ] {
+        if let (false, Some(line)) = (counts, line) {
+            report.warn(line, format!("{key}: has no effect{why}"));
+        }
     }
 }
 
@@ -895,7 +923,6 @@ mod tests {
         check("retry_max: 60s", |c| c.retry_max, secs(60));
         check("helper_timeout: 10m\nnode_timeout: 11m", |c| c.node_timeout, secs(660));
         check("node_timeout: 1h", |c| c.node_timeout, secs(3_600));
-        check("server_jwt_validity: 1y", |c| c.workers >= 1, true);
     }
 
     #[test]
@@ -917,9 +944,21 @@ mod tests {
         check("loglevel: fatal", |c| c.loglevel, LevelFilter::Off);
         check("log_format: json", |c| c.log_format, LogFormat::Json);
         check("log_format: TEXT", |c| c.log_format, LogFormat::Text);
-        check("monitor_address: 127.0.0.1", |c| c.monitor_address.to_string(), "127.0.0.1".into());
-        check("monitor_address: '::1'", |c| c.monitor_address.to_string(), "::1".into());
-        check("monitor_address: '[::1]'", |c| c.monitor_address.to_string(), "::1".into());
+        check(
+            "monitor_port: 9\nmonitor_address: 127.0.0.1",
+            |c| c.monitor_address.to_string(),
+            "127.0.0.1".into(),
+        );
+        check(
+            "monitor_port: 9\nmonitor_address: '::1'",
+            |c| c.monitor_address.to_string(),
+            "::1".into(),
+        );
+        check(
+            "monitor_port: 9\nmonitor_address: '[::1]'",
+            |c| c.monitor_address.to_string(),
+            "::1".into(),
+        );
         check("{site: x, token: z}", |c| c.site.clone(), "x".into());
     }
 
@@ -1119,9 +1158,8 @@ mod tests {
         let on = "features: {upgrades: true}";
         check(&format!("{on}\nupgrades_repository: {url}"), |c| c.upgrades_repository == url, true);
         check(&format!("{on}\nupgrades_repository: HTTP://repo"), |c| c.features.upgrades, true);
-        check("upgrades_optional: yes", |c| c.upgrades_optional, true);
-        // Nobody looks at what is not used.
-        check("upgrades_repository: /srv", |c| c.upgrades_repository == "/srv", true);
+        let both = format!("{on}\nupgrades_repository: {url}\nupgrades_optional: yes");
+        check(&both, |c| c.upgrades_optional, true);
         wrong(
             on,
             &[
@@ -1199,6 +1237,36 @@ mod tests {
     }
 
     #[test]
+    fn warns_of_settings_that_do_nothing_here_and_says_what_would_make_them_count() {
+        // What is not used may name what is not there.
+        for (text, feature) in [
+            ("jwt_verify_cert: /nowhere", "features.jwt"),
+            ("jwt_signing_key: /nowhere", "features.ed25519"),
+            ("jwt_signing_token: /nowhere", "features.ed25519"),
+            ("server_jwt_validity: 90d", "features.ed25519"),
+            ("cert_deny_list: [x]", "features.pki"),
+            ("upgrades_repository: /srv", "features.upgrades"),
+            ("upgrades_optional: yes", "features.upgrades"),
+            ("monitor_address: '::1'", "monitor_port"),
+        ] {
+            let (key, _) = text.split_once(':').unwrap();
+            warns(text, &format!("t.yaml:3: {key}: has no effect without `{feature}`: "));
+        }
+        // Nothing is written, or what holds anyway.
+        for text in [
+            "jwt_verify_cert: ''",
+            "jwt_signing_key:",
+            "cert_deny_list: []",
+            "upgrades_repository: ''",
+            "upgrades_optional: no",
+            "monitor_address: ''",
+        ] {
+            assert_eq!(good(text).1, [""; 0], "{text}");
+        }
+        assert_eq!(good("features: {pki: on}\ncert_deny_list: [x]").1, [""; 0]);
+    }
+
+    #[test]
     fn strips_the_slashes_of_deny_expressions() {
         let patterns = |text: &str| {
             let (config, _) = good(text);
@@ -1218,8 +1286,6 @@ mod tests {
         let file = "tests/vectors/captures/insecure/jwt-signer.pem";
         let (config, _) = good(&format!("features: {{jwt: on}}\njwt_verify_cert: {file}"));
         assert_eq!(config.jwt_verify_cert, Some(VerifyKeySource::File(file.into())));
-        // Without the feature nobody will read it.
-        good("jwt_verify_cert: /nowhere");
         wrong(
             "features: {jwt: on}",
             &["t.yaml: jwt_verify_cert: must be set when `features.jwt` is on"],
@@ -1279,10 +1345,8 @@ mod tests {
             "features: {ed25519: true, pki: true}",
             &["t.yaml:3: features: can only enable one of `pki` and `ed25519`"],
         );
-        // Without the feature nobody will read them.
-        let unused = "jwt_signing_key: /nowhere\njwt_signing_token: /nowhere";
-        check(unused, |c| c.signing.clone(), None);
-        check("server_jwt_validity: 90d", |c| c.server_jwt_validity, secs(90 * 24 * 3_600));
+        let validity = format!("features: {{ed25519: on}}\n{with}\nserver_jwt_validity: 90d");
+        assert_eq!(good(&validity).0.server_jwt_validity, secs(90 * 24 * 3_600));
     }
 
     #[test]
