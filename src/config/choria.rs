@@ -274,6 +274,14 @@ impl Draft {
         if surroundings.variable("CHORIA_FED_COLLECTIVE").is_some() {
             report.warn(None, format!("CHORIA_FED_COLLECTIVE: {}", keys::NO_FEDERATION));
         }
+        if let (Some((line, _)), true) = (&self.srv_domain, self.hosts.is_some() || !self.use_srv) {
+            let reason = match self.hosts {
+                Some(_) => "plugin.choria.middleware_hosts names the brokers",
+                None => "plugin.choria.use_srv is off",
+            };
+            let text = format!("plugin.choria.srv_domain: no effect, since {reason}");
+            report.warn(*line, text);
+        }
         let domain = srv_domain(self.srv_domain, surroundings, report);
         let brokers = brokers(self.hosts, self.use_srv, domain, surroundings, report);
         let ttl_secs = match u32::try_from(self.ttl.1) {
@@ -308,7 +316,15 @@ impl Draft {
             );
         }
         let user = match (network.password, self.user, self.password) {
-            (Some(password), _, _) => Some((PROVISIONING_USER.to_string(), password.clone())),
+            (Some(password), user, other) => {
+                if user.is_some() || other.is_some() {
+                    report.warn(
+                        None,
+                        "plugin.nats.user, plugin.nats.pass: no effect, since `broker_provisioning_password` is set in the YAML file",
+                    );
+                }
+                Some((PROVISIONING_USER.to_string(), password.clone()))
+            }
             (None, Some(user), Some(password)) => Some((user, password)),
             (None, None, None) => None,
             (None, user, _) => {
@@ -666,6 +682,12 @@ mod tests {
         // Brokers that are named need no looking for.
         assert_eq!(with(Some("e.org"), HOSTS), "nats://broker:4222");
         assert_eq!(with(Some("e.org"), "plugin.choria.use_srv = no"), "nats://puppet:4222");
+        let unused = "c.cfg:2: plugin.choria.srv_domain: no effect, since plugin.choria.";
+        warns(&format!("{key} = example.net"), &format!("{unused}middleware_hosts names"));
+        let text = format!("plugin.choria.use_srv = no\n{key} = example.net");
+        let (_, report) = load(&text, &surroundings()).unwrap();
+        let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings, [format!("{unused}use_srv is off")]);
 
         let (config, report) = load("", &surroundings()).unwrap();
         assert_eq!(config.brokers.to_string(), "nats://puppet:4222");
@@ -813,7 +835,9 @@ mod tests {
             )
             .unwrap();
         assert_eq!(config.user, Some(("provisioner".into(), Secret::new("pw"))));
-        assert!(report.warnings.is_empty());
+        let expected = "c.cfg: plugin.nats.user, plugin.nats.pass: no effect, since `broker_provisioning_password` is set in the YAML file";
+        let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings, [expected]);
     }
 
     #[test]

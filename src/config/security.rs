@@ -389,6 +389,23 @@ const SERVER_ANONYMOUS: &str = "plugin.security.server_anon_tls";
 const SERVER_TOKEN: &str = "plugin.choria.security.server.token_file";
 const SERVER_SEED: &str = "plugin.choria.security.server.seed_file";
 
+/// The providers with which a setting counts. Tokens are not here: they name the caller, whatever the provider.
+const OWNERS: [(&str, &[Provider]); 12] = [
+    (PROVIDER, &[Provider::File, Provider::Puppet, Provider::Choria]),
+    (SUITES, &[Provider::File, Provider::Puppet, Provider::Choria]),
+    (CURVES, &[Provider::File, Provider::Puppet, Provider::Choria]),
+    // Always so with Puppet.
+    (LEGACY, &[Provider::File, Provider::Puppet]),
+    (FILE_CERTIFICATE, &[Provider::File]),
+    (FILE_KEY, &[Provider::File]),
+    (FILE_CA, &[Provider::File]),
+    (SSLDIR, &[Provider::Puppet]),
+    (SEED, &[Provider::Choria]),
+    (CA, &[Provider::Choria]),
+    (CERTIFICATE, &[Provider::Choria]),
+    (KEY, &[Provider::Choria]),
+];
+
 /// Where Puppet keeps its files, for root and below the home directory of others.
 const PUPPET_DIRS: [&str; 2] = ["/etc/puppetlabs/puppet/ssl", "~/.puppetlabs/etc/puppet/ssl"];
 
@@ -419,6 +436,7 @@ impl Written {
             Provider::Choria => Security::Issuer(self.choria(given, report)?),
         };
         self.check_unsupported(given.is_off, report);
+        self.check_unused(provider, report);
         let mut caller = None;
         if provider != Provider::Off {
             let keys = security.check(given.now, report);
@@ -529,6 +547,24 @@ impl Written {
                 Ok(Fate::Dropped(why)) => report.warn(line, format!("{key}: {why}")),
                 _ => {}
             }
+        }
+    }
+
+    /// Says which settings do nothing since they are for another provider, or for security where there is none.
+    fn check_unused(&self, provider: Provider, report: &mut Report) {
+        let is_unused =
+            |key: &str, owners: &[Provider]| self.get(key).is_some() && !owners.contains(&provider);
+        let unused = OWNERS.iter().filter(|(key, owners)| is_unused(key, owners));
+        let unused: Vec<&str> = unused.map(|(key, _)| *key).collect();
+        let reason = match provider {
+            Provider::Off => "`choria_insecure` is on in the YAML file",
+            Provider::File => "the security provider is file",
+            Provider::Puppet => "the security provider is puppet",
+            Provider::Choria => "the security provider is choria",
+        };
+        if let Some(first) = unused.first() {
+            let keys = unused.join(", ");
+            report.warn(self.line(first), format!("{keys}: no effect, since {reason}"));
         }
     }
 
@@ -731,7 +767,9 @@ mod tests {
     fn insecure_means_no_files_at_all() {
         let site = Site::new().insecure();
         let (checked, report) = site.check("plugin.security.provider = no such thing\n");
-        assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
+        assert!(report.errors.is_empty(), "{report:?}");
+        let unused = "c.cfg:1: plugin.security.provider: no effect, since `choria_insecure` is on in the YAML file";
+        assert_eq!(texts(&report.warnings), [unused]);
         let checked = checked.unwrap();
         assert_eq!((checked.security, checked.caller), (Security::Off, None));
         let keys = Security::Off.read(0).unwrap();
@@ -751,6 +789,15 @@ mod tests {
         site.good(&format!("plugin.security.file.ca = /nowhere\n{}", site.file()));
         let home = site.file().replace(&site.path(""), "~/");
         site.good(&home);
+    }
+
+    #[test]
+    fn settings_of_another_provider_are_named() {
+        let site = Site::new();
+        site.warns(
+            &format!("plugin.security.choria.ca = x\nplugin.choria.ssldir = y\n{}", site.file()),
+            "plugin.choria.ssldir, plugin.security.choria.ca: no effect, since the security provider is file",
+        );
     }
 
     #[test]
