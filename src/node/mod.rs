@@ -1088,8 +1088,8 @@ mod tests {
                 "could not read validation certificate: /no/such/key: No such file or directory (os error 2)",
             ),
             (
-                Some(VerifyKeySource::File("/dev/null".into())),
-                "could not use validation certificate /dev/null: invalid ed25519 public key size",
+                Some(VerifyKeySource::File("Cargo.toml".into())),
+                "could not use validation certificate Cargo.toml: could not parse ed25519 public data: invalid byte: '['",
             ),
             (
                 Some(VerifyKeySource::Ed25519([2; 32])),
