@@ -9,16 +9,20 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use openssl::x509::X509;
 use serde_json::{Value, json};
 
 use common::{NatsServer, SOON, within};
 use fleet::broker::Connection;
-use fleet::envelope::{Reply, Request};
+use fleet::certificates::Wanted;
+use fleet::envelope::{NANOS_PER_SEC, Proof, Protocol, Reply, Request};
 use fleet::event::{Encoding, Event, Kind};
 use fleet::fault::{Action, Fault, parse_list};
-use fleet::keys::Tokens;
-use fleet::node::{Effect, Node, Now, Site};
-use fleet::{Fleet, State};
+use fleet::issuer::Organization;
+use fleet::keys::{self, Said, Tokens};
+use fleet::node::{Admission, Effect, Node, Now, Site};
+use fleet::watch::{Trust, Watch};
+use fleet::{Fleet, State, authority};
 
 const NOW: i64 = 1_795_996_000;
 const IDENTITY: &str = "n1.fleet.example.net";
@@ -41,40 +45,57 @@ fn one_node_answers_every_recorded_request_as_the_real_one_did() {
 
 #[test]
 fn encodes_replies_byte_for_byte_as_recorded() {
-    let mut seen = 0;
-    for message in recorded() {
-        let subject = text(&message["subject"]);
-        let Some(id) =
-            subject.strip_prefix("provisioning.reply.").and_then(|rest| rest.split('.').nth(1))
-        else {
-            continue;
-        };
-        let payload = text(&message["payload"]);
-        let document = document(payload.as_bytes());
-        let reply = Reply {
-            id,
-            sender: text(&document["envelope"]["senderid"]),
-            transport_sender: text(&document["envelope"]["senderid"]),
-            agent: text(&document["envelope"]["agent"]),
-            time: document["envelope"]["time"].as_i64().expect("time is a number"),
-            body: text(&document["message"]),
-            broker_url: "nats://broker.example.net:4222",
-            good_hash: true,
-        };
-        assert_eq!(String::from_utf8_lossy(&reply.encode()), payload);
-        seen += 1;
+    for set in [INSECURE, CERTIFICATES, ISSUER] {
+        let mut seen = 0;
+        for message in recorded(set) {
+            let subject = text(&message["subject"]);
+            let payload = text(&message["payload"]);
+            // What streams say goes there too.
+            if !subject.starts_with("provisioning.reply.") || !payload.contains(r#""protocol":""#) {
+                continue;
+            }
+            let body;
+            let document = document(payload.as_bytes());
+            let reply = match set.protocol {
+                Protocol::V1 => Reply {
+                    protocol: Protocol::V1,
+                    id: text(&document["envelope"]["requestid"]),
+                    sender: text(&document["envelope"]["senderid"]),
+                    transport_sender: text(&document["envelope"]["senderid"]),
+                    agent: text(&document["envelope"]["agent"]),
+                    nanos: document["envelope"]["time"].as_i64().expect("seconds") * NANOS_PER_SEC,
+                    body: text(&document["message"]),
+                    broker_url: "nats://broker.example.net:4222",
+                    good_hash: true,
+                },
+                Protocol::V2 => {
+                    body = STANDARD.decode(text(&document["message"])).expect("base64");
+                    Reply {
+                        protocol: Protocol::V2,
+                        id: text(&document["request"]),
+                        sender: text(&document["sender"]),
+                        transport_sender: text(&document["sender"]),
+                        agent: text(&document["agent"]),
+                        nanos: document["time"].as_i64().expect("nanoseconds"),
+                        body: std::str::from_utf8(&body).expect("a text"),
+                        broker_url: "nats://broker.example.net:4222",
+                        good_hash: true,
+                    }
+                }
+            };
+            assert_eq!(String::from_utf8_lossy(&reply.encode()), payload);
+            seen += 1;
+        }
+        assert_eq!(seen, 6, "one discovery and five actions were recorded");
     }
-    assert_eq!(seen, 6, "one discovery and five actions were recorded");
 }
 
 #[test]
 fn decodes_every_recorded_request() {
-    let mut actions = Vec::new();
-    for message in recorded() {
-        let subject = text(&message["subject"]);
-        if subject.starts_with("provisioning.node.") || subject.contains(".broadcast.") {
-            let request = Request::decode(text(&message["payload"]).as_bytes()).expect(subject);
-            assert_eq!(request.caller, "choria=provisioner.example.net");
+    for set in [INSECURE, CERTIFICATES, ISSUER] {
+        let mut actions = Vec::new();
+        for (_, request) in set.requests() {
+            assert_eq!(request.caller, set.caller);
             assert!(
                 request.reply_to.ends_with(&request.id),
                 "{} for {}",
@@ -84,14 +105,76 @@ fn decodes_every_recorded_request() {
             let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
             actions.push(body["action"].as_str().unwrap_or("ping").to_owned());
         }
+        assert_eq!(actions, set.actions);
     }
-    assert_eq!(actions, ["ping", "jwt", "inventory", "gencsr", "configure", "restart"]);
+}
+
+#[test]
+fn recorded_tokens_and_signatures_are_believed_and_no_others() {
+    let issuer = include_str!("vectors/captures/issuer/issuer.public").trim();
+    let look = |issuer: &str, subject: &str, request: &Request, now: i64| {
+        let watch = Watch::new(1, Protocol::V2, Trust::Issuer(issuer.to_owned()));
+        match subject.strip_prefix("provisioning.node.") {
+            Some(identity) => watch.directed(identity, "", request, now),
+            None => watch.discovery(request, now),
+        }
+        watch.violations()
+    };
+    for (subject, request) in ISSUER.requests() {
+        assert_eq!(look(issuer, &subject, &request, NOW), [""; 0]);
+        let refused = |issuer: &str, request: &Request, now: i64, why: &str| {
+            let violations = look(issuer, &subject, request, now);
+            assert!(violations.iter().any(|text| text.contains(why)), "{violations:?}");
+        };
+        let stranger = Organization::new().public_key();
+        refused(&stranger, &request, NOW, "token signature is invalid");
+        refused(issuer, &request, NOW + 366 * 86_400, "token is expired");
+        let mut changed = request.clone();
+        changed.proof.signed[0] ^= 1;
+        refused(issuer, &changed, NOW, "the signature is invalid");
+        let other = Request { caller: "somebody".to_owned(), ..request.clone() };
+        refused(issuer, &other, NOW, "of another caller");
+        let old = Request { id: "2yY8AB06KFtlxl7ZvFjl4IXobqb".to_owned(), ..request.clone() };
+        refused(issuer, &old, NOW, "is no KSUID of about");
+        let token = include_str!("vectors/captures/issuer/server.jwt").to_owned();
+        let server = Proof { credential: token, ..request.proof.clone() };
+        let server = Request { proof: server, ..request.clone() };
+        refused(issuer, &server, NOW, "not a client token");
+    }
+}
+
+#[test]
+fn recorded_certificates_and_signatures_are_believed_and_no_others() {
+    let authority = X509::from_pem(include_bytes!("vectors/captures/x509/ca.pem"));
+    let authority = authority.expect("it was recorded");
+    let stranger = Wanted::new("x").authority().self_signed().certificate;
+    for (_, request) in CERTIFICATES.requests() {
+        let check = |authority: &X509, proof: &Proof, caller: &str, now: i64| {
+            authority::check_request(authority, proof, caller, now)
+        };
+        let proof = &request.proof;
+        // Those who made it did not set the name that its caller goes by.
+        let caller = "choria=provisioner.choria";
+        assert_eq!(check(&authority, proof, caller, NOW), Ok(()));
+        let refused = |result: Result<(), String>, why: &str| {
+            let error = result.expect_err(why);
+            assert!(error.contains(why), "{error}");
+        };
+        refused(check(&authority, proof, &request.caller, NOW), "the certificate of");
+        refused(check(&stranger, proof, caller, NOW), "the certificate is not good");
+        refused(check(&authority, proof, caller, NOW + 366 * 86_400), "expired");
+        let mut changed = proof.clone();
+        changed.signed[0] ^= 1;
+        refused(check(&authority, &changed, caller, NOW), "the signature is invalid");
+        let none = Proof { credential: "insecure".to_owned(), ..proof.clone() };
+        refused(check(&authority, &none, caller, NOW), "the certificate is none");
+    }
 }
 
 #[test]
 fn writes_events_byte_for_byte_as_recorded() {
     let mut seen = 0;
-    for message in recorded() {
+    for message in recorded(INSECURE) {
         let subject = text(&message["subject"]);
         let Some(rest) = subject.strip_prefix("choria.lifecycle.event.") else { continue };
         let kind = match rest.split_once('.').expect("type and component").0 {
@@ -128,15 +211,13 @@ fn answers_a_request_for_another_schema_with_silence() {
         &json!({"agent": "rpcutil", "body": {"agent": "rpcutil", "action": "ping", "data": {}}}),
     );
     let good = String::from_utf8(good).expect("requests are text");
-    assert!(Request::decode(good.as_bytes()).is_ok());
-    assert!(Request::decode(b"").is_err());
-    assert!(
-        Request::decode(good.replace("choria:transport:1", "choria:transport:2").as_bytes())
-            .is_err()
-    );
-    assert!(Request::decode(good.replace("\"reply-to\"", "\"reply_to\"").as_bytes()).is_err());
+    let is_good = |text: &str| Request::decode(Protocol::V1, text.as_bytes()).is_ok();
+    assert!(is_good(&good));
+    assert!(!is_good(""));
+    assert!(!is_good(&good.replace("choria:transport:1", "choria:transport:2")));
+    assert!(!is_good(&good.replace("\"reply-to\"", "\"reply_to\"")));
     let data = good.split('"').nth(7).expect("data is the second value");
-    assert!(Request::decode(good.replace(data, "***").as_bytes()).is_err());
+    assert!(!is_good(&good.replace(data, "***")));
 }
 
 #[test]
@@ -223,7 +304,7 @@ fn every_fault_reads_back_as_it_is_written() {
 fn over_a_broker_a_node_announces_itself_is_found_answers_and_leaves() {
     let broker = NatsServer::start();
     let (sender, received) = mpsc::channel();
-    let client = Arc::new(Connection::new(&broker.url(), "test"));
+    let client = Arc::new(Connection::new(&broker.url(), "test", None));
     let reader = Arc::clone(&client);
     let thread = std::thread::spawn(move || {
         let subscribe = |connection: &Connection| {
@@ -296,9 +377,17 @@ impl Scene {
     fn new(fault: Option<Fault>) -> Scene {
         let mut node = Node::new(IDENTITY.to_owned(), fault);
         node.online = true;
+        let said = Said {
+            token: "s3cret",
+            broker_url: "nats://127.0.0.1:4222",
+            user: None,
+            upgradable: false,
+            protocol: Protocol::V1,
+            time: NOW,
+        };
         let site = Site {
             token: "s3cret".to_owned(),
-            tokens: Tokens::new("s3cret", "nats://127.0.0.1:4222", false, NOW),
+            tokens: Tokens::new(keys::signing_key(), &said),
             component: "provision_mode_server".to_owned(),
             encoding: Encoding::Cloud,
             version: "0.30.2".to_owned(),
@@ -307,14 +396,15 @@ impl Scene {
             restart_delay: Duration::from_secs(2),
             delay: Duration::ZERO,
             broker_url: "nats://127.0.0.1:4222".to_owned(),
-            organization: None,
+            protocol: Protocol::V1,
+            admission: Admission::Anybody,
         };
         Scene { site, node, instant: Instant::now() }
     }
 
     fn effects(&mut self, case: &Value) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if let Ok(request) = Request::decode(&request(case)) {
+        if let Ok(request) = Request::decode(Protocol::V1, &request(case)) {
             let now = Now { instant: self.instant, unix: NOW };
             self.node.receive(&self.site, &request, now, &mut effects);
         }
@@ -440,8 +530,49 @@ fn shape(name: &str, recorded: &Value, answered: &Value) {
     }
 }
 
-fn recorded() -> impl Iterator<Item = Value> {
-    let lines = include_str!("vectors/captures/insecure/messages.jsonl").lines();
+/// One recording.
+#[derive(Clone, Copy)]
+struct Recording {
+    messages: &'static str,
+    protocol: Protocol,
+    caller: &'static str,
+    actions: [&'static str; 6],
+}
+
+const INSECURE: Recording = Recording {
+    messages: include_str!("vectors/captures/insecure/messages.jsonl"),
+    protocol: Protocol::V1,
+    caller: "choria=provisioner.example.net",
+    actions: ["ping", "jwt", "inventory", "gencsr", "configure", "restart"],
+};
+
+const CERTIFICATES: Recording =
+    Recording { messages: include_str!("vectors/captures/x509/messages.jsonl"), ..INSECURE };
+
+const ISSUER: Recording = Recording {
+    messages: include_str!("vectors/captures/issuer/messages.jsonl"),
+    protocol: Protocol::V2,
+    caller: "provisioner_signer",
+    actions: ["ping", "jwt", "gen25519", "inventory", "configure", "restart"],
+};
+
+impl Recording {
+    /// Every request to a node or to all, and its subject.
+    fn requests(self) -> impl Iterator<Item = (String, Request)> {
+        recorded(self).filter_map(move |message| {
+            let subject = text(&message["subject"]);
+            let is_one =
+                subject.starts_with("provisioning.node.") || subject.contains(".broadcast.");
+            let request = is_one.then(|| {
+                Request::decode(self.protocol, text(&message["payload"]).as_bytes()).expect(subject)
+            });
+            Some((subject.to_owned(), request?))
+        })
+    }
+}
+
+fn recorded(recording: Recording) -> impl Iterator<Item = Value> {
+    let lines = recording.messages.lines();
     lines.map(|line| serde_json::from_str(line).expect("the recording is JSON"))
 }
 
@@ -450,11 +581,14 @@ fn document(payload: &[u8]) -> Value {
     let transport: Value = serde_json::from_slice(payload).expect("a transport");
     let secure = STANDARD.decode(text(&transport["data"])).expect("base64");
     let secure: Value = serde_json::from_slice(&secure).expect("a secure document");
-    let message = text(&secure["message"]);
+    let document = match secure["reply"].as_str() {
+        Some(reply) => STANDARD.decode(reply).expect("base64"),
+        None => text(&secure["message"]).into(),
+    };
     if let Some(hash) = secure["hash"].as_str() {
-        assert_eq!(hash, STANDARD.encode(openssl::sha::sha256(message.as_bytes())));
+        assert_eq!(hash, STANDARD.encode(openssl::sha::sha256(&document)));
     }
-    serde_json::from_str(message).expect("a document")
+    serde_json::from_slice(&document).expect("a document")
 }
 
 #[track_caller]

@@ -4,9 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[allow(dead_code)]
-#[path = "../src/pki/testing.rs"]
-mod certificates;
 mod common;
 mod fleet;
 
@@ -17,9 +14,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use certificates::{Certified, Wanted};
 use common::{Builder, Daemon, NatsServer, SOON, TempDir, wait_until, within};
 use fleet::Fleet;
+use fleet::certificates::{Certified, Wanted};
 
 /// The chain issuer's token and seed that were recorded with real brokers and nodes.
 const RECORDED: &str = "tests/vectors/captures/issuer";

@@ -4,5 +4,6 @@ pub mod csr;
 pub mod ecdh;
 pub mod pem;
 #[cfg(test)]
+#[allow(dead_code, reason = "the practice fleet uses the rest")]
 pub(crate) mod testing;
 pub mod x509;

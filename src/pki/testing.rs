@@ -7,10 +7,10 @@ use openssl::bn::{BigNum, MsbOption};
 use openssl::ec::{EcGroup, EcKey};
 use openssl::hash::MessageDigest;
 use openssl::nid::Nid;
-use openssl::pkey::{PKey, Private};
+use openssl::pkey::{HasPublic, PKey, PKeyRef, Private, Public};
 use openssl::rsa::Rsa;
 use openssl::x509::extension::{BasicConstraints, KeyUsage, SubjectAlternativeName};
-use openssl::x509::{X509, X509Name};
+use openssl::x509::{X509, X509Name, X509Ref};
 
 /// A certificate with its key.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ pub struct Wanted {
     names: Vec<String>,
     addresses: Vec<IpAddr>,
     is_authority: bool,
-    has_rsa_key: bool,
+    key: Option<PKey<Private>>,
     /// Seconds from now.
     valid: (i64, i64),
 }
@@ -52,7 +52,7 @@ impl Wanted {
             names: Vec::new(),
             addresses: Vec::new(),
             is_authority: false,
-            has_rsa_key: false,
+            key: None,
             valid: (-3_600, 86_400),
         }
     }
@@ -75,9 +75,14 @@ impl Wanted {
         self
     }
 
-    /// With an RSA key, which alone can sign requests; others have one on P-256, which is made faster.
-    pub fn rsa(mut self) -> Wanted {
-        self.has_rsa_key = true;
+    /// With a new RSA key, which alone can sign requests; others have one on P-256, which is made faster.
+    pub fn rsa(self) -> Wanted {
+        self.key(PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap())
+    }
+
+    /// With this key.
+    pub fn key(mut self, key: PKey<Private>) -> Wanted {
+        self.key = Some(key);
         self
     }
 
@@ -103,14 +108,27 @@ impl Wanted {
         self.make(Some(issuer))
     }
 
-    fn make(self, issuer: Option<&Certified>) -> Certified {
-        let key = match self.has_rsa_key {
-            true => PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap(),
-            false => {
-                let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
-                PKey::from_ec_key(EcKey::generate(&group).unwrap()).unwrap()
-            }
-        };
+    /// Signed by `issuer`, for somebody who keeps his key to himself.
+    pub fn certificate_for(&self, key: &PKeyRef<Public>, issuer: &Certified) -> X509 {
+        self.sign(key, Some(&issuer.certificate), &issuer.key)
+    }
+
+    fn make(mut self, issuer: Option<&Certified>) -> Certified {
+        let key = self.key.take().unwrap_or_else(|| {
+            let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
+            PKey::from_ec_key(EcKey::generate(&group).unwrap()).unwrap()
+        });
+        let signer = issuer.map_or(&key, |issuer| &issuer.key);
+        let issuer = issuer.map(|issuer| &*issuer.certificate);
+        Certified { certificate: self.sign(&key, issuer, signer), key }
+    }
+
+    fn sign<T: HasPublic>(
+        &self,
+        key: &PKeyRef<T>,
+        issuer: Option<&X509Ref>,
+        signer: &PKey<Private>,
+    ) -> X509 {
         let mut name = X509Name::builder().unwrap();
         name.append_entry_by_nid(Nid::COMMONNAME, &self.common_name).unwrap();
         let name = name.build();
@@ -124,11 +142,11 @@ impl Wanted {
         builder.set_version(2).unwrap();
         builder.set_serial_number(&serial.to_asn1_integer().unwrap()).unwrap();
         builder.set_subject_name(&name).unwrap();
-        let issuer_name = issuer.map_or(&*name, |issuer| issuer.certificate.subject_name());
+        let issuer_name = issuer.map_or(&*name, |issuer| issuer.subject_name());
         builder.set_issuer_name(issuer_name).unwrap();
         builder.set_not_before(&at(self.valid.0)).unwrap();
         builder.set_not_after(&at(self.valid.1)).unwrap();
-        builder.set_pubkey(&key).unwrap();
+        builder.set_pubkey(key).unwrap();
         if self.is_authority {
             builder
                 .append_extension(BasicConstraints::new().critical().ca().build().unwrap())
@@ -144,12 +162,10 @@ impl Wanted {
             for address in &self.addresses {
                 names.ip(&address.to_string());
             }
-            let issuer = issuer.map(|issuer| &*issuer.certificate);
             let extension = names.build(&builder.x509v3_context(issuer, None)).unwrap();
             builder.append_extension(extension).unwrap();
         }
-        let signer = issuer.map_or(&key, |issuer| &issuer.key);
         builder.sign(signer, MessageDigest::sha256()).unwrap();
-        Certified { certificate: builder.build(), key }
+        builder.build()
     }
 }

@@ -20,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::fleet::Fleet;
+use crate::fleet::network::Network;
 
 /// How long something may take that normally takes no time at all: the machine may be busy.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -455,6 +456,16 @@ impl Builder {
     /// Sets a key of the Choria client file.
     pub fn choria(mut self, key: &str, value: &str) -> Builder {
         self.choria.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Settings, features and credentials for `network`.
+    pub fn network(mut self, network: &Network) -> Builder {
+        self.settings
+            .extend(network.settings().into_iter().map(|(key, value)| (key.to_owned(), value)));
+        self.choria.extend(network.client_settings());
+        let features = network.features().map(|name| (name.to_owned(), "true".to_owned()));
+        self.features.extend(features);
         self
     }
 

@@ -1,13 +1,17 @@
-//! A small NATS client for many subscriptions on one plain connection.
+//! A small NATS client for many subscriptions on one connection.
 //!
 //! One thread reads and hands each message to the fleet; answers gather in a buffer that goes out in one write.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use serde_json::json;
+
+use super::socket::Socket;
 
 /// What arrived on a subscription.
 #[derive(Debug)]
@@ -22,12 +26,24 @@ pub struct Delivery<'a> {
     pub payload: &'a [u8],
 }
 
+/// What a node shows a broker that wants TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Login {
+    /// Its provisioning JWT.
+    pub token: String,
+    /// User and password, if that token names them.
+    pub user: Option<(String, String)>,
+}
+
 /// A connection that comes back when it breaks.
 #[derive(Debug)]
 pub struct Connection {
     address: String,
     name: String,
+    /// Without, it is in the clear.
+    login: Option<Login>,
     out: Mutex<Out>,
+    complaint: Mutex<Option<String>>,
     pongs: Mutex<u64>,
     ponged: Condvar,
     stopped: AtomicBool,
@@ -39,7 +55,7 @@ pub struct Connection {
 
 #[derive(Debug, Default)]
 struct Out {
-    stream: Option<TcpStream>,
+    socket: Option<Socket>,
     buffer: Vec<u8>,
     pings: u64,
     max_payload: usize,
@@ -52,12 +68,14 @@ const BUFFER: usize = 256 * 1024;
 
 impl Connection {
     /// A connection to `url` that is not made yet; [`Connection::run`] does that.
-    pub fn new(url: &str, name: &str) -> Connection {
-        let address = url.trim_start_matches("nats://").trim_end_matches('/').to_owned();
+    pub fn new(url: &str, name: &str, login: Option<Login>) -> Connection {
+        let address = url.split_once("://").map_or(url, |(_, address)| address);
         Connection {
-            address,
+            address: address.trim_end_matches('/').to_owned(),
             name: name.to_owned(),
+            login,
             out: Mutex::default(),
+            complaint: Mutex::default(),
             pongs: Mutex::new(0),
             ponged: Condvar::new(),
             stopped: AtomicBool::new(false),
@@ -76,47 +94,66 @@ impl Connection {
                 self.read(&mut reader, deliver)
             });
             let mut out = self.out.lock();
-            out.stream = None;
+            out.socket = None;
             out.buffer.clear();
             drop(out);
             if !self.stopped.load(Ordering::Relaxed) {
-                drop(end);
+                // What the broker said of it says more than that it hung up.
+                if let Err(error) = end {
+                    self.complaint.lock().get_or_insert_with(|| error.to_string());
+                }
                 std::thread::sleep(RECONNECT_PAUSE);
             }
         }
     }
 
-    fn connect(&self) -> io::Result<BufReader<TcpStream>> {
+    fn connect(&self) -> io::Result<BufReader<Socket>> {
         let address = self.address.to_socket_addrs()?.next();
         let address = address.ok_or_else(|| io::Error::other("the broker has no address"))?;
-        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
-        let mut reader = BufReader::with_capacity(BUFFER, stream.try_clone()?);
+        let tcp = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+        tcp.set_nodelay(true)?;
+        tcp.set_read_timeout(Some(CONNECT_TIMEOUT))?;
+        let mut reader =
+            BufReader::with_capacity(BUFFER, Socket::Plain(Arc::new(tcp.try_clone()?)));
         let mut info = String::new();
         reader.read_line(&mut info)?;
         let info: serde_json::Value = info
             .strip_prefix("INFO ")
             .and_then(|info| serde_json::from_str(info).ok())
             .ok_or_else(|| io::Error::other("the broker did not begin with INFO"))?;
-        stream.set_read_timeout(None)?;
+        if self.login.is_some() {
+            reader = BufReader::with_capacity(BUFFER, Socket::connect(tcp)?);
+        }
+        reader.get_ref().tcp().set_read_timeout(None)?;
+        let mut hello = json!({
+            "verbose": false,
+            "pedantic": false,
+            "tls_required": self.login.is_some(),
+            "name": self.name,
+            "lang": "rust",
+            "version": "1",
+            "protocol": 1,
+        });
+        if let Some(Login { token, user }) = &self.login {
+            hello["auth_token"] = json!(token);
+            if let Some((user, password)) = user {
+                hello["user"] = json!(user);
+                hello["pass"] = json!(password);
+            }
+        }
         let mut out = self.out.lock();
         out.max_payload = info["max_payload"].as_u64().unwrap_or(1 << 20) as usize;
         out.pings = 0;
         out.buffer.clear();
-        out.stream = Some(stream);
+        out.socket = Some(reader.get_ref().clone());
         *self.pongs.lock() = 0;
-        let hello = format!(
-            "CONNECT {{\"verbose\":false,\"pedantic\":false,\"tls_required\":false,\"name\":\"{}\",\"lang\":\"rust\",\"version\":\"1\",\"protocol\":1}}\r\n",
-            self.name
-        );
-        out.buffer.extend_from_slice(hello.as_bytes());
+        out.buffer.extend_from_slice(format!("CONNECT {hello}\r\n").as_bytes());
         Ok(reader)
     }
 
     fn read(
         &self,
-        reader: &mut BufReader<TcpStream>,
+        reader: &mut BufReader<Socket>,
         deliver: &mut dyn FnMut(&Delivery<'_>),
     ) -> io::Result<()> {
         let (mut line, mut payload) = (String::new(), Vec::new());
@@ -149,6 +186,7 @@ impl Connection {
                     *self.pongs.lock() += 1;
                     self.ponged.notify_all();
                 }
+                Some("-ERR") => *self.complaint.lock() = Some(line.trim_end().to_owned()),
                 _ => {}
             }
         }
@@ -167,7 +205,7 @@ impl Connection {
     /// Publishes; sent with the next [`Connection::flush`]. What the broker would not take is dropped, as a node does.
     pub fn publish(&self, subject: &str, payload: &[u8]) {
         let mut out = self.out.lock();
-        if payload.len() > out.max_payload && out.stream.is_some() {
+        if payload.len() > out.max_payload && out.socket.is_some() {
             self.too_large.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -212,13 +250,18 @@ impl Connection {
         true
     }
 
+    /// What the broker, or the system, had against it.
+    pub fn complaint(&self) -> Option<String> {
+        self.complaint.lock().clone()
+    }
+
     /// Ends the connection for good.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         let mut out = self.out.lock();
         out.send();
-        if let Some(stream) = &out.stream {
-            let _ = stream.shutdown(Shutdown::Both);
+        if let Some(socket) = &out.socket {
+            socket.close();
         }
     }
 }
@@ -229,8 +272,8 @@ impl Out {
             return;
         }
         // An error shows on the reading side too, and that side reconnects.
-        if let Some(stream) = &mut self.stream {
-            let _ = stream.write_all(&self.buffer);
+        if let Some(socket) = &self.socket {
+            let _ = socket.send(&self.buffer);
         }
         self.buffer.clear();
     }

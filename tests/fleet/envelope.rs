@@ -1,7 +1,9 @@
-//! Protocol v1 as a node speaks it: requests in, replies out.
+//! Protocol v1, and what it has in common with v2, as a node speaks it: requests in, replies out.
 //!
 //! Written apart from the daemon's own codec on purpose, so that one mistake is not made twice.
 //! What a request must look like is fixed by the schemas in go-choria `internal/fs/schemas/choria/protocol/v1`.
+
+mod v2;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -11,10 +13,44 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
 
+/// The version of the protocol that a node understands; another one it drops without a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// With certificates, or without security.
+    #[default]
+    V1,
+    /// With tokens.
+    V2,
+}
+
+impl Protocol {
+    /// What its outermost document is called.
+    pub fn transport(self) -> &'static str {
+        match self {
+            Protocol::V1 => "choria:transport:1",
+            Protocol::V2 => "io.choria.protocol.v2.transport",
+        }
+    }
+}
+
+/// Both versions know the time, in units of their own.
+pub const NANOS_PER_SEC: i64 = 1_000_000_000;
+
+/// What vouches for a request. A node that waits to be provisioned does not look at it.
+#[derive(Debug, Clone, Default)]
+pub struct Proof {
+    /// The caller's certificate in PEM, or his client JWT.
+    pub credential: String,
+    /// By his key; empty if it is not even base64.
+    pub signature: Vec<u8>,
+    /// What was signed.
+    pub signed: Vec<u8>,
+}
+
 /// A request that passed every schema.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// 32 characters that name this one try.
+    /// What names this one try: 32 characters, in v2 a KSUID.
     pub id: String,
     /// Identity of the machine that asks.
     pub sender: String,
@@ -34,6 +70,8 @@ pub struct Request {
     pub body: Vec<u8>,
     /// Where the answer goes.
     pub reply_to: String,
+    /// What vouches for it.
+    pub proof: Proof,
 }
 
 /// Which nodes a request is meant for.
@@ -107,15 +145,34 @@ struct Filters {
     compound: Vec<Value>,
 }
 
+impl From<Filters> for Filter {
+    fn from(filters: Filters) -> Filter {
+        Filter {
+            fact: filters.fact,
+            class: filters.cf_class,
+            agent: filters.agent,
+            identity: filters.identity,
+            compound: filters.compound,
+        }
+    }
+}
+
 impl Request {
     /// Reads what arrived on a node's subject.
     ///
     /// # Errors
     ///
     /// Why a node would drop it without a word.
-    pub fn decode(payload: &[u8]) -> Result<Request, String> {
+    pub fn decode(protocol: Protocol, payload: &[u8]) -> Result<Request, String> {
+        match protocol {
+            Protocol::V1 => Request::decode_v1(payload),
+            Protocol::V2 => v2::decode(payload),
+        }
+    }
+
+    fn decode_v1(payload: &[u8]) -> Result<Request, String> {
         let transport: Transport<'_> = parse("transport", payload)?;
-        wants(&transport.protocol, "choria:transport:1")?;
+        wants(&transport.protocol, Protocol::V1.transport())?;
         let secure = STANDARD
             .decode(transport.data.as_bytes())
             .map_err(|error| format!("transport data: {error}"))?;
@@ -155,15 +212,14 @@ impl Request {
             agent: envelope.agent,
             ttl: envelope.ttl,
             time: envelope.time,
-            filter: Filter {
-                fact: envelope.filter.fact,
-                class: envelope.filter.cf_class,
-                agent: envelope.filter.agent,
-                identity: envelope.filter.identity,
-                compound: envelope.filter.compound,
-            },
+            filter: envelope.filter.into(),
             body,
             reply_to,
+            proof: Proof {
+                signature: STANDARD.decode(secure.signature.as_bytes()).unwrap_or_default(),
+                credential: secure.pubcert.into_owned(),
+                signed: secure.message.into_bytes(),
+            },
         })
     }
 }
@@ -179,6 +235,8 @@ fn wants(found: &str, wanted: &str) -> Result<(), String> {
 /// What differs from node to node and from answer to answer in a reply.
 #[derive(Debug, Clone, Copy)]
 pub struct Reply<'a> {
+    /// How it is written.
+    pub protocol: Protocol,
     /// The id of the request it answers.
     pub id: &'a str,
     /// The identity inside the reply.
@@ -187,8 +245,8 @@ pub struct Reply<'a> {
     pub transport_sender: &'a str,
     /// The agent that answers.
     pub agent: &'a str,
-    /// When, in Unix seconds.
-    pub time: i64,
+    /// When, in Unix nanoseconds; v1 has seconds only.
+    pub nanos: i64,
     /// The body.
     pub body: &'a str,
     /// The broker's URL, for the hop in `seen-by`.
@@ -200,6 +258,18 @@ pub struct Reply<'a> {
 impl Reply<'_> {
     /// The bytes to publish, keys in the order a Choria Server writes them.
     pub fn encode(&self) -> Vec<u8> {
+        match self.protocol {
+            Protocol::V1 => self.encode_v1(),
+            Protocol::V2 => v2::encode(self),
+        }
+    }
+
+    fn hash_of(&self, document: &str) -> [u8; 32] {
+        let good = openssl::sha::sha256(document.as_bytes());
+        if self.good_hash { good } else { openssl::sha::sha256(b"something else") }
+    }
+
+    fn encode_v1(&self) -> Vec<u8> {
         let mut document = String::with_capacity(self.body.len() * 9 / 8 + 256);
         document.push_str(r#"{"protocol":"choria:reply:1","message":"#);
         quote(&mut document, self.body);
@@ -209,18 +279,13 @@ impl Reply<'_> {
         quote(&mut document, self.sender);
         document.push_str(r#","agent":"#);
         quote(&mut document, self.agent);
-        let _ = write!(document, r#","time":{}}}}}"#, self.time);
+        let _ = write!(document, r#","time":{}}}}}"#, self.nanos / NANOS_PER_SEC);
 
-        let hash = if self.good_hash {
-            openssl::sha::sha256(document.as_bytes())
-        } else {
-            openssl::sha::sha256(b"something else")
-        };
         let mut secure = String::with_capacity(document.len() * 5 / 4 + 256);
         secure.push_str(r#"{"protocol":"choria:secure:reply:1","message":"#);
         quote(&mut secure, &document);
         secure.push_str(r#","hash":""#);
-        STANDARD.encode_string(hash, &mut secure);
+        STANDARD.encode_string(self.hash_of(&document), &mut secure);
         secure.push_str(r#""}"#);
 
         let mut transport = String::with_capacity(secure.len() * 4 / 3 + 256);
@@ -228,14 +293,20 @@ impl Reply<'_> {
         STANDARD.encode_string(secure, &mut transport);
         transport.push_str(r#"","headers":{"mc_sender":"#);
         quote(&mut transport, self.transport_sender);
-        transport.push_str(r#","seen-by":[["#);
-        quote(&mut transport, self.broker_url);
-        transport.push(',');
-        quote(&mut transport, self.transport_sender);
-        transport.push(',');
-        quote(&mut transport, self.broker_url);
-        transport.push_str("]]}}");
+        transport.push_str(r#","seen-by":"#);
+        self.push_hop(&mut transport);
         transport.into_bytes()
+    }
+
+    /// The only hop, and the end of the document.
+    fn push_hop(&self, transport: &mut String) {
+        transport.push_str("[[");
+        quote(transport, self.broker_url);
+        transport.push(',');
+        quote(transport, self.transport_sender);
+        transport.push(',');
+        quote(transport, self.broker_url);
+        transport.push_str("]]}}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! An organization that issues credentials, and what its brokers and nodes check of a server JWT.
+//! An organization that issues credentials, and what its brokers and nodes check of them.
 //!
 //! Nothing here is the daemon's own code, so that a mistake on one side is not made on the other. Format and order of the checks follow
 //! `standard.go` and `tokens.go` of choria-io/tokens.
@@ -34,6 +34,18 @@ impl Organization {
         Organization { key: new_key() }
     }
 
+    /// One whose issuer has this seed in hex.
+    ///
+    /// # Errors
+    ///
+    /// That it is none.
+    pub fn from_seed(seed: &str) -> Result<Organization, String> {
+        let seed = unhex(seed.trim()).filter(|seed| seed.len() == 32);
+        let seed = seed.ok_or("a seed is 64 hex digits")?;
+        let key = PKey::private_key_from_raw_bytes(&seed, Id::ED25519);
+        Ok(Organization { key: key.map_err(|error| error.to_string())? })
+    }
+
     /// The issuer's key, which signs the provisioning JWTs too.
     pub fn key(&self) -> &PKey<Private> {
         &self.key
@@ -62,7 +74,7 @@ impl Organization {
         let mut claims = json!({
             "callerid": "provisioner_signer",
             "ou": "choria",
-            "permissions": {"provisioner": true},
+            "permissions": {"fleet_management": true, "provisioner": true},
             "purpose": "choria_client_id",
             "tcs": vouched,
             "public_key": public_key,
@@ -91,6 +103,50 @@ pub fn check_server_jwt(
     public_key: &str,
     now: i64,
 ) -> Result<Value, String> {
+    let claims = read_token(organization, token, now)?;
+    let text = |name: &str| claims[name].as_str().unwrap_or_default();
+    let wrong = [
+        (text("purpose") != "choria_server", "not a server token"),
+        (text("identity") != identity, "for another identity"),
+        (text("public_key") != public_key, "for another key"),
+        (text("ou") != "choria", "of another organization"),
+        (claims["collectives"].as_array().is_none_or(Vec::is_empty), "without collectives"),
+    ];
+    match wrong.into_iter().find(|(is_so, _)| *is_so) {
+        Some((_, what)) => Err(format!("{what}: {claims}")),
+        None => Ok(claims),
+    }
+}
+
+/// Checks the token of somebody who asks, as nodes that look at it do.
+///
+/// # Errors
+///
+/// Why they would not listen, in words.
+pub fn check_client_jwt(
+    organization: &str,
+    token: &str,
+    caller: &str,
+    now: i64,
+) -> Result<Value, String> {
+    let claims = read_token(organization, token, now)?;
+    let wrong = [
+        (claims["purpose"] != "choria_client_id", "not a client token"),
+        (claims["callerid"] != caller, "of another caller"),
+        (claims["permissions"]["fleet_management"] != true, "without fleet management access"),
+    ];
+    match wrong.into_iter().find(|(is_so, _)| *is_so) {
+        Some((_, what)) => Err(format!("{what}: {claims}")),
+        None => Ok(claims),
+    }
+}
+
+/// What a token says that the issuer `organization`, or a chain issuer of it, signed and that is valid at `now`.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn read_token(organization: &str, token: &str, now: i64) -> Result<Value, String> {
     let parts: Vec<&str> = token.split('.').collect();
     let [header, body, signed] = parts[..] else {
         return Err(format!("{} parts", parts.len()));
@@ -112,10 +168,11 @@ pub fn check_server_jwt(
             let (id, chain) = two(issuer).ok_or("invalid issuer content")?;
             let (vouched, chained) = two(text("tcs")).ok_or("invalid trust chain signature")?;
             let by_organization = format!("{id}.{}", chain.to_lowercase());
-            if !is_signed(organization, &by_organization, vouched) {
+            if !is_signed(organization, by_organization.as_bytes(), vouched) {
                 return Err("chain issuer not signed by organization issuer".to_owned());
             }
-            if !is_signed(chain, &format!("{}.{vouched}", text("jti")), chained) {
+            let by_chain = format!("{}.{vouched}", text("jti"));
+            if !is_signed(chain, by_chain.as_bytes(), chained) {
                 return Err("invalid chain signature".to_owned());
             }
             if time("issexp").is_none_or(|ends| ends < now) {
@@ -126,29 +183,22 @@ pub fn check_server_jwt(
             }
             chain.to_owned()
         }
-        // Then there must be no trust chain, or brokers refuse it.
-        None if text("tcs").is_empty() => organization.to_owned(),
-        None => return Err("token is expired".to_owned()),
+        // Then a server's must have no trust chain, or brokers refuse it.
+        None if text("purpose") == "choria_server" && !text("tcs").is_empty() => {
+            return Err("token is expired".to_owned());
+        }
+        None => organization.to_owned(),
     };
     let signed = URL_SAFE_NO_PAD.decode(signed).map_err(|error| error.to_string())?;
     let signing_input = &token[..token.rfind('.').unwrap_or(0)];
-    if !is_signed(&key, signing_input, &hex(&signed)) {
+    if !is_signed(&key, signing_input.as_bytes(), &hex(&signed)) {
         return Err("token signature is invalid".to_owned());
     }
-
     let is_now = time("exp").is_some_and(|ends| now < ends)
         && time("nbf").is_some_and(|begins| begins <= now);
-    let wrong = [
-        (!is_now, "token is expired or not valid yet"),
-        (text("purpose") != "choria_server", "not a server token"),
-        (text("identity") != identity, "for another identity"),
-        (text("public_key") != public_key, "for another key"),
-        (text("ou") != "choria", "of another organization"),
-        (claims["collectives"].as_array().is_none_or(Vec::is_empty), "without collectives"),
-    ];
-    match wrong.into_iter().find(|(is_so, _)| *is_so) {
-        Some((_, what)) => Err(format!("{what}: {claims}")),
-        None => Ok(claims),
+    match is_now {
+        true => Ok(claims),
+        false => Err(format!("token is expired or not valid yet: {claims}")),
     }
 }
 
@@ -181,14 +231,13 @@ fn signature(key: &PKey<Private>, text: &str) -> Vec<u8> {
         .expect("Ed25519 signs any text")
 }
 
-fn is_signed(public_key: &str, text: &str, signature: &str) -> bool {
+/// Whether the holder of this key, in hex, signed `bytes`; the signature is in hex too.
+pub fn is_signed(public_key: &str, bytes: &[u8], signature: &str) -> bool {
     let (Some(public_key), Some(signature)) = (unhex(public_key), unhex(signature)) else {
         return false;
     };
     PKey::public_key_from_raw_bytes(&public_key, Id::ED25519)
-        .and_then(|key| {
-            Verifier::new_without_digest(&key)?.verify_oneshot(&signature, text.as_bytes())
-        })
+        .and_then(|key| Verifier::new_without_digest(&key)?.verify_oneshot(&signature, bytes))
         .unwrap_or(false)
 }
 
@@ -216,7 +265,7 @@ fn ksuid(now: i64) -> String {
 }
 
 /// The second a KSUID was made in.
-fn ksuid_time(text: &str) -> Option<i64> {
+pub fn ksuid_time(text: &str) -> Option<i64> {
     if text.len() != 27 {
         return None;
     }

@@ -18,6 +18,7 @@ use openssl::symm::{Cipher, decrypt};
 use openssl::x509::extension::SubjectAlternativeName;
 use openssl::x509::{X509Name, X509ReqBuilder};
 
+use super::envelope::{Protocol, quoted};
 use super::event::uuid;
 use super::fault::Csr;
 
@@ -34,58 +35,70 @@ pub struct Tokens {
     pub other_purpose: String,
 }
 
-impl Tokens {
-    /// Signs tokens with `token` as the shared secret in them, valid for a year from `now`.
-    pub fn new(token: &str, broker_url: &str, upgradable: bool, now: i64) -> Tokens {
-        Tokens::signed_by(signing_key(), token, broker_url, upgradable, now)
-    }
+/// What the provisioning JWTs of a fleet say.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    /// The provisioning token.
+    pub token: &'a str,
+    /// Where the broker is.
+    pub broker_url: &'a str,
+    /// User and password for it, if it wants them.
+    pub user: Option<&'a (String, String)>,
+    /// Whether nodes may be upgraded.
+    pub upgradable: bool,
+    /// What nodes speak.
+    pub protocol: Protocol,
+    /// When they were made, in Unix seconds; they are valid for a year.
+    pub time: i64,
+}
 
-    /// The same, signed by an organization's own issuer.
-    pub fn signed_by(
-        key: &PKey<Private>,
-        token: &str,
-        broker_url: &str,
-        upgradable: bool,
-        now: i64,
-    ) -> Tokens {
-        let claims = |purpose: &str, expires: i64| {
-            claims(token, broker_url, upgradable, purpose, now, expires)
-        };
+impl Tokens {
+    /// Signs them.
+    pub fn new(key: &PKey<Private>, said: &Said<'_>) -> Tokens {
+        let (year, now) = (365 * 86_400, said.time);
         Tokens {
-            good: sign(key, &claims("choria_provisioning", now + 365 * 86_400)),
+            good: sign(key, &said.claims("choria_provisioning", now + year)),
             foreign: OnceLock::new(),
-            expired: sign(key, &claims("choria_provisioning", now - 60)),
-            other_purpose: sign(key, &claims("choria_server", now + 365 * 86_400)),
+            expired: sign(key, &said.claims("choria_provisioning", now - 60)),
+            other_purpose: sign(key, &said.claims("choria_server", now + year)),
         }
     }
 
-    /// The token of an attacker: the claims of the good one, signed by a key of his own.
+    /// The token of an attacker: the claims of the good one, signed by a key of the same kind, but his own.
     pub fn foreign(&self) -> &str {
         self.foreign.get_or_init(|| {
-            let claims = self.good.split('.').nth(1).expect("a JWT has three parts");
-            let claims = URL_SAFE_NO_PAD.decode(claims).expect("we encoded it");
-            sign(&rsa_key(2048), &String::from_utf8(claims).expect("we wrote it"))
+            let part = |at: usize| {
+                let part = self.good.split('.').nth(at).expect("a JWT has three parts");
+                let part = URL_SAFE_NO_PAD.decode(part).expect("we encoded it");
+                String::from_utf8(part).expect("we wrote it")
+            };
+            let key = match part(0).contains("EdDSA") {
+                true => PKey::generate_ed25519().expect("OpenSSL makes Ed25519 keys"),
+                false => rsa_key(2048),
+            };
+            sign(&key, &part(1))
         })
     }
 }
 
-fn claims(
-    token: &str,
-    url: &str,
-    upgradable: bool,
-    purpose: &str,
-    now: i64,
-    expires: i64,
-) -> String {
-    let update = if upgradable { r#","update":true"# } else { "" };
-    format!(
-        r#"{{"cht":{},"chs":false,"chu":{},"chpd":true,"extensions":null,"ou":"choria"{update},"purpose":"{purpose}","iss":"Choria Tokens Package","sub":"{purpose}","exp":{expires},"nbf":{},"iat":{},"jti":"{}"}}"#,
-        super::envelope::quoted(token),
-        super::envelope::quoted(url),
-        now - 3_600,
-        now - 3_600,
-        uuid().replace('-', ""),
-    )
+impl Said<'_> {
+    fn claims(&self, purpose: &str, expires: i64) -> String {
+        let user = match self.user {
+            Some((user, password)) => {
+                format!(r#","chusr":{},"chpwd":{}"#, quoted(user), quoted(password))
+            }
+            None => String::new(),
+        };
+        let v2 = if self.protocol == Protocol::V2 { r#","v2":true"# } else { "" };
+        let update = if self.upgradable { r#","update":true"# } else { "" };
+        let made = self.time - 3_600;
+        format!(
+            r#"{{"cht":{},"chs":false,"chu":{},"chpd":true{user},"extensions":null,"ou":"choria"{v2}{update},"purpose":"{purpose}","iss":"Choria Tokens Package","sub":"{purpose}","exp":{expires},"nbf":{made},"iat":{made},"jti":"{}"}}"#,
+            quoted(self.token),
+            quoted(self.broker_url),
+            uuid().replace('-', ""),
+        )
+    }
 }
 
 /// A token with these claims, signed by an RSA or an Ed25519 key.
@@ -107,16 +120,26 @@ pub fn sign(key: &PKey<Private>, claims: &str) -> String {
     text
 }
 
-/// The key that signs the provisioning JWTs of every fleet in this process.
-fn signing_key() -> &'static PKey<Private> {
+/// The key that signs the provisioning JWTs of every fleet in this process that is given no other.
+pub fn signing_key() -> &'static PKey<Private> {
     static KEY: OnceLock<PKey<Private>> = OnceLock::new();
     KEY.get_or_init(|| rsa_key(2048))
 }
 
 /// The public half of the signing key, as PEM: what `jwt_verify_cert` has to point to.
 pub fn verify_key_pem() -> String {
-    let pem = signing_key().public_key_to_pem().expect("an RSA key has a public half");
-    String::from_utf8(pem).expect("PEM is ASCII")
+    verify_key(signing_key())
+}
+
+/// The public half of a key that signs: hex of an Ed25519 key, else PEM.
+pub fn verify_key(key: &PKey<Private>) -> String {
+    match key.raw_public_key() {
+        Ok(bytes) => hex(&bytes),
+        Err(_) => {
+            let pem = key.public_key_to_pem().expect("every key has a public half");
+            String::from_utf8(pem).expect("PEM is ASCII")
+        }
+    }
 }
 
 fn rsa_key(bits: u32) -> PKey<Private> {

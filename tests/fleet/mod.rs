@@ -1,4 +1,4 @@
-//! The practice fleet: thousands of simulated nodes on a few connections to a plain broker.
+//! The practice fleet: thousands of simulated nodes on a few connections to a broker, in the clear or in TLS.
 //!
 //! Each node has a subscription of its own, so that a broker answers "no responders" for those that are gone.
 //! No node has a thread: one thread a connection reads and answers, one more does what is due later.
@@ -7,13 +7,19 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code, unused_imports)]
 
+pub mod authority;
 pub mod broker;
+#[path = "../../src/pki/testing.rs"]
+#[allow(clippy::unwrap_used, reason = "what is made for tests is made or the test fails")]
+pub mod certificates;
 pub mod envelope;
 pub mod event;
 pub mod fault;
 pub mod issuer;
 pub mod keys;
+pub mod network;
 pub mod node;
+pub mod socket;
 pub mod watch;
 
 use std::cmp::Reverse;
@@ -24,17 +30,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use openssl::pkey::{PKey, Private};
+use openssl::x509::X509;
 use parking_lot::{Condvar, Mutex};
 
-use broker::{Connection, Delivery};
+use broker::{Connection, Delivery, Login};
+pub use envelope::Protocol;
 use envelope::Request;
 pub use event::{Encoding, Kind};
 pub use fault::{Action, Csr, Damage, Envelope, Expected, Fault, Token};
 use issuer::Organization;
-use keys::Tokens;
-use node::{Effect, Node, Now, Site};
+use keys::{Said, Tokens};
+use node::{Admission, Effect, Node, Now, Site};
 pub use node::{Received, State};
-use watch::Watch;
+use watch::{Trust, Watch};
 
 /// Which nodes get a fault.
 #[derive(Debug, Clone)]
@@ -85,7 +94,12 @@ pub struct Builder {
     discoverable: bool,
     pki: bool,
     provisioners: usize,
-    organization: Option<Organization>,
+    protocol: Protocol,
+    tls: bool,
+    user: Option<(String, String)>,
+    key: Option<PKey<Private>>,
+    admission: Admission,
+    trust: Trust,
 }
 
 /// How long the start of a fleet may take.
@@ -194,9 +208,50 @@ impl Builder {
         self
     }
 
+    /// Lets nodes connect in TLS with their provisioning JWT as the token, as real ones do.
+    pub fn tls(mut self) -> Builder {
+        self.tls = true;
+        self
+    }
+
+    /// User and password, which real nodes have from their provisioning JWT; they count in TLS only.
+    pub fn user(mut self, user: &str, password: &str) -> Builder {
+        self.user = Some((user.to_owned(), password.to_owned()));
+        self
+    }
+
+    /// The key that signs provisioning JWTs, RSA or Ed25519; an RSA key of this process by default.
+    pub fn signing_key(mut self, key: PKey<Private>) -> Builder {
+        self.key = Some(key);
+        self
+    }
+
+    /// What `jwt_verify_cert` has to be for these nodes: a public key, in PEM or hex.
+    pub fn verify_key(&self) -> String {
+        match &self.key {
+            Some(key) => keys::verify_key(key),
+            None => keys::verify_key_pem(),
+        }
+    }
+
     /// Makes the nodes members of an organization: its issuer signed their provisioning JWTs, and its brokers want server JWTs.
     pub fn organization(mut self, organization: &Organization) -> Builder {
-        self.organization = Some(organization.clone());
+        self.admission = Admission::ServerJwt(organization.clone());
+        self.signing_key(organization.key().clone())
+    }
+
+    /// Protocol v2 for the nodes of an organization; its issuer, or a chain issuer of it, must have made the provisioner's token.
+    pub fn v2(self, organization: &Organization) -> Builder {
+        let mut builder = self.organization(organization);
+        builder.protocol = Protocol::V2;
+        builder.trust = Trust::Issuer(organization.public_key());
+        builder
+    }
+
+    /// The authority that must have issued the provisioner's certificate, and those that nodes are given.
+    pub fn authority(mut self, authority: &X509) -> Builder {
+        self.trust = Trust::Authority(authority.clone());
+        self.admission = Admission::Certificate(authority.clone());
         self
     }
 
@@ -224,15 +279,18 @@ impl Builder {
     /// When the broker cannot be reached within a minute.
     pub fn start_quietly(self) -> Fleet {
         let unix = unix_now();
+        let said = Said {
+            token: &self.token,
+            broker_url: &self.url,
+            user: self.user.as_ref(),
+            upgradable: self.upgradable,
+            protocol: self.protocol,
+            time: unix,
+        };
         let site = Site {
-            tokens: match &self.organization {
-                None => Tokens::new(&self.token, &self.url, self.upgradable, unix),
-                Some(organization) => {
-                    let key = organization.key();
-                    Tokens::signed_by(key, &self.token, &self.url, self.upgradable, unix)
-                }
-            },
-            organization: self.organization,
+            tokens: Tokens::new(self.key.as_ref().unwrap_or_else(|| keys::signing_key()), &said),
+            protocol: self.protocol,
+            admission: self.admission,
             token: self.token,
             component: self.component,
             encoding: self.encoding,
@@ -258,8 +316,10 @@ impl Builder {
             0 => nodes.len().div_ceil(1_000).clamp(1, 4),
             count => count,
         };
+        let login =
+            self.tls.then(|| Login { token: site.tokens.good.clone(), user: self.user.clone() });
         let connections = (0..count)
-            .map(|at| Connection::new(&self.url, &format!("practice-fleet-{at}")))
+            .map(|at| Connection::new(&self.url, &format!("practice-fleet-{at}"), login.clone()))
             .collect();
         let inner = Arc::new(Inner {
             site,
@@ -269,7 +329,7 @@ impl Builder {
             announce: self.announce,
             discoverable: self.discoverable,
             jitter: self.jitter,
-            watch: Watch::new(self.provisioners),
+            watch: Watch::new(self.provisioners, self.protocol, self.trust),
             due: Mutex::default(),
             first_discovery: Mutex::default(),
             wake: Condvar::new(),
@@ -286,7 +346,8 @@ impl Builder {
         threads.push(spawn("fleet-timer", move || timer.keep_time()));
         let deadline = Instant::now() + START_TIMEOUT;
         for connection in &inner.connections {
-            assert!(connection.settle(deadline), "the fleet did not reach the broker");
+            let settled = connection.settle(deadline);
+            assert!(settled, "the fleet did not reach the broker: {:?}", connection.complaint());
         }
         Fleet { inner, threads }
     }
@@ -343,7 +404,12 @@ impl Fleet {
             discoverable: true,
             pki: false,
             provisioners: 1,
-            organization: None,
+            protocol: Protocol::V1,
+            tls: false,
+            user: None,
+            key: None,
+            admission: Admission::Anybody,
+            trust: Trust::Anybody,
         }
     }
 
@@ -614,6 +680,11 @@ impl View<'_> {
         self.lock().is_provisioned()
     }
 
+    /// The request for a certificate that [`Builder::pki`] made ahead, until it was asked for.
+    pub fn prepared_csr(&self) -> Option<keys::Request> {
+        self.lock().prepared_csr.as_deref().cloned()
+    }
+
     /// The version it reports.
     pub fn version(&self) -> String {
         self.lock().version(&self.inner.site).to_owned()
@@ -737,26 +808,34 @@ impl Inner {
     }
 
     fn deliver(&self, connection: usize, delivery: &Delivery<'_>, effects: &mut Vec<Effect>) {
-        let request = match Request::decode(delivery.payload) {
+        let request = match Request::decode(self.site.protocol, delivery.payload) {
             Ok(request) => request,
-            Err(why) => return self.watch.unreadable(delivery.subject, &why),
+            Err(why) => {
+                self.watch.unreadable(delivery.subject, &why);
+                return self.note_progress();
+            }
         };
         let Some(at) = delivery.sid.checked_sub(FIRST_SID) else {
             return self.broadcast(connection, request);
         };
         let at = at as usize;
         let mut node = self.nodes[at].lock();
-        self.watch.directed(&node.identity, delivery.reply, &request);
-        node.receive(&self.site, &request, now(), effects);
+        let now = now();
+        self.watch.directed(&node.identity, delivery.reply, &request, now.unix);
+        node.receive(&self.site, &request, now, effects);
         drop(node);
         self.carry_out(at, effects);
+        self.note_progress();
+    }
+
+    fn note_progress(&self) {
         *self.progress.lock() += 1;
         self.progressed.notify_all();
     }
 
     /// Lets all nodes of a connection answer in portions, spread over the jitter.
     fn broadcast(&self, connection: usize, request: Request) {
-        self.watch.discovery(&request);
+        self.watch.discovery(&request, unix_now());
         self.first_discovery.lock().get_or_insert_with(Instant::now);
         if !self.discoverable {
             return;
@@ -854,8 +933,7 @@ impl Inner {
                     connection.publish(&subject, &payload);
                 }
                 drop(node);
-                *self.progress.lock() += 1;
-                self.progressed.notify_all();
+                self.note_progress();
             }
         }
     }

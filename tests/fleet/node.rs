@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ed25519_dalek::{Signer as _, SigningKey};
+use openssl::x509::X509;
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::envelope::{Filter, Reply, Request, quoted};
+use super::authority;
+use super::envelope::{Filter, NANOS_PER_SEC, Protocol, Reply, Request, quoted};
 use super::event::{Encoding, Event, Kind, uuid};
 use super::fault::{Action, Csr, Damage, Envelope, Fault, On, Token};
 use super::issuer::{Organization, check_server_jwt};
@@ -39,8 +41,21 @@ pub struct Site {
     pub delay: Duration,
     /// The broker as seen by the nodes.
     pub broker_url: String,
-    /// Whose brokers the nodes join with a server JWT, if they need one.
-    pub organization: Option<Organization>,
+    /// What nodes speak.
+    pub protocol: Protocol,
+    /// What gets nodes that were configured into the production network.
+    pub admission: Admission,
+}
+
+/// What brokers of the production network want to see.
+#[derive(Debug, Clone)]
+pub enum Admission {
+    /// Nothing.
+    Anybody,
+    /// A server JWT of this organization.
+    ServerJwt(Organization),
+    /// What certificate a node was given must be one of this authority; it may have been given none.
+    Certificate(X509),
 }
 
 /// The two clocks a node looks at.
@@ -161,7 +176,10 @@ pub struct Node {
     exchange: Option<usize>,
     /// The public half of the seed on its disk, in hex.
     public_key: String,
-    prepared_csr: Option<Box<keys::Request>>,
+    /// The CSR that was made ahead, until it is asked for.
+    pub prepared_csr: Option<Box<keys::Request>>,
+    /// The public key of its last CSR.
+    csr_key: String,
 }
 
 const LOCK_WINDOW: Duration = Duration::from_secs(120);
@@ -192,6 +210,7 @@ impl Node {
             exchange: None,
             public_key: String::new(),
             prepared_csr: None,
+            csr_key: String::new(),
         }
     }
 
@@ -294,10 +313,19 @@ impl Node {
 
     /// What brokers will say to the credentials it has, if they want any.
     fn check_credentials(&self, site: &Site, now: Now) -> Option<String> {
-        let (organization, received) = (site.organization.as_ref()?, self.received.as_ref()?);
-        let token = &received.server_jwt;
-        let issuer = organization.public_key();
-        check_server_jwt(&issuer, token, &self.identity, &self.public_key, now.unix).err()
+        let received = self.received.as_ref()?;
+        match &site.admission {
+            Admission::Anybody => None,
+            Admission::ServerJwt(organization) => {
+                let (token, issuer) = (&received.server_jwt, organization.public_key());
+                check_server_jwt(&issuer, token, &self.identity, &self.public_key, now.unix).err()
+            }
+            Admission::Certificate(_) if received.certificate.is_empty() => None,
+            Admission::Certificate(ca) => {
+                let (name, key) = (&self.identity, &self.csr_key);
+                authority::check_received(ca, received, name, key, now.unix).err()
+            }
+        }
     }
 
     /// The version it reports.
@@ -322,11 +350,12 @@ impl Node {
             _ => &self.identity,
         };
         let reply = Reply {
+            protocol: site.protocol,
             id: &request.id,
             sender: name,
             transport_sender: name,
             agent: &request.agent,
-            time: now.unix,
+            nanos: now.unix * NANOS_PER_SEC,
             body: "pong",
             broker_url: &site.broker_url,
             good_hash: true,
@@ -633,6 +662,7 @@ impl Node {
                 keys::csr(&subject, self.csr_fault())
             }
         };
+        self.csr_key.clone_from(&request.public_key);
         format!(
             r#"{{"csr":{},"public_key":{},"ssldir":"{CONFIG_DIR}/ssl"}}"#,
             quoted(&request.csr),
@@ -783,11 +813,12 @@ impl Node {
     ) -> Vec<u8> {
         let half = body.get(..body.len() / 2).unwrap_or("{");
         let mut reply = Reply {
+            protocol: site.protocol,
             id: &request.id,
             sender: &self.identity,
             transport_sender: &self.identity,
             agent: &request.agent,
-            time: now.unix,
+            nanos: now.unix * NANOS_PER_SEC,
             body,
             broker_url: &site.broker_url,
             good_hash: true,
@@ -800,9 +831,15 @@ impl Node {
                 reply.transport_sender = "forger.example.net";
             }
             Some(Envelope::Id) => reply.id = "0123456789abcdef0123456789abcdef",
-            Some(Envelope::Garbage) => return b"{\"protocol\":\"choria:transport:1\"".to_vec(),
+            Some(Envelope::Garbage) => {
+                return format!(r#"{{"protocol":"{}""#, site.protocol.transport()).into_bytes();
+            }
             Some(Envelope::Base64) => {
-                return br#"{"protocol":"choria:transport:1","data":"***","headers":{"mc_sender":"x"}}"#.to_vec();
+                let protocol = site.protocol.transport();
+                return format!(
+                    r#"{{"protocol":"{protocol}","data":"***","headers":{{"mc_sender":"x"}}}}"#
+                )
+                .into_bytes();
             }
             Some(Envelope::Body) => reply.body = "this is no JSON",
             Some(Envelope::HalfBody) => reply.body = half,

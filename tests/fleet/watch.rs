@@ -2,16 +2,35 @@
 
 use std::collections::HashSet;
 
+use openssl::x509::X509;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::envelope::Request;
+use super::authority;
+use super::envelope::{Protocol, Request};
 use super::fault::Action;
+use super::issuer::{check_client_jwt, is_signed, ksuid_time};
 use super::keys;
+
+/// What must vouch for requests. Nodes that wait to be provisioned listen to everybody, and others don't.
+#[derive(Debug, Clone, Default)]
+pub enum Trust {
+    /// Nothing.
+    #[default]
+    Anybody,
+    /// A certificate of this authority.
+    Authority(X509),
+    /// A token of the issuer with this public key, in hex.
+    Issuer(String),
+}
 
 /// The notes, and what they are made from.
 #[derive(Debug, Default)]
-pub struct Watch(Mutex<Notes>);
+pub struct Watch {
+    protocol: Protocol,
+    trust: Trust,
+    notes: Mutex<Notes>,
+}
 
 #[derive(Debug, Default)]
 struct Notes {
@@ -26,24 +45,29 @@ struct Notes {
 const VIOLATIONS_MAX: usize = 1_000;
 
 impl Watch {
-    /// Allows this many different senders.
-    pub fn new(provisioners: usize) -> Watch {
-        Watch(Mutex::new(Notes { provisioners, ..Notes::default() }))
+    /// Allows this many different senders, whom `trust` vouches for.
+    pub fn new(provisioners: usize, protocol: Protocol, trust: Trust) -> Watch {
+        let notes = Mutex::new(Notes { provisioners, ..Notes::default() });
+        Watch { protocol, trust, notes }
     }
 
     /// What was noted so far.
     pub fn violations(&self) -> Vec<String> {
-        self.0.lock().violations.clone()
+        self.notes.lock().violations.clone()
     }
 
     /// Notes that a request could not be read at all.
     pub fn unreadable(&self, subject: &str, why: &str) {
-        self.0.lock().note(format!("{subject}: {why}"));
+        self.notes.lock().note(format!("{subject}: {why}"));
     }
 
     /// Looks at a discovery request.
-    pub fn discovery(&self, request: &Request) {
-        let mut notes = self.0.lock();
+    pub fn discovery(&self, request: &Request, now: i64) {
+        let doubt = self.doubt(request, now);
+        let mut notes = self.notes.lock();
+        if let Some(doubt) = doubt {
+            notes.note(format!("a broadcast: {doubt}"));
+        }
         if request.agent == "discovery" && request.filter.agent != ["choria_provision"] {
             notes.note(format!("discovery with the agent filter {:?}", request.filter.agent));
         }
@@ -58,8 +82,12 @@ impl Watch {
     }
 
     /// Looks at a request that came on the subject of `identity`.
-    pub fn directed(&self, identity: &str, nats_reply: &str, request: &Request) {
-        let mut notes = self.0.lock();
+    pub fn directed(&self, identity: &str, nats_reply: &str, request: &Request, now: i64) {
+        let doubt = self.doubt(request, now);
+        let mut notes = self.notes.lock();
+        if let Some(doubt) = doubt {
+            notes.note(format!("{identity}: {doubt}"));
+        }
         if !notes.ids.insert(request.id.clone()) {
             notes.note(format!("{identity}: request id {} for the second time", request.id));
         }
@@ -101,6 +129,34 @@ impl Watch {
             }
             Action::Configure => notes.configure(identity, data),
             _ => {}
+        }
+    }
+}
+
+impl Watch {
+    /// Why a node that looks at who asks would not listen.
+    fn doubt(&self, request: &Request, now: i64) -> Option<String> {
+        if self.protocol == Protocol::V2 {
+            let age = ksuid_time(&request.id).map(|made| request.time - made);
+            if age.is_none_or(|age| age < 0 || age > request.ttl) {
+                return Some(format!("{} is no KSUID of about {}", request.id, request.time));
+            }
+        }
+        let (proof, caller) = (&request.proof, &request.caller);
+        match &self.trust {
+            Trust::Anybody => None,
+            Trust::Authority(authority) => {
+                authority::check_request(authority, proof, caller, now).err()
+            }
+            Trust::Issuer(issuer) => {
+                let claims = match check_client_jwt(issuer, &proof.credential, caller, now) {
+                    Ok(claims) => claims,
+                    Err(why) => return Some(format!("the token of {caller}: {why}")),
+                };
+                let key = claims["public_key"].as_str().unwrap_or_default();
+                let is_good = is_signed(key, &proof.signed, &keys::hex(&proof.signature));
+                (!is_good).then(|| "the signature is invalid".to_owned())
+            }
         }
     }
 }
