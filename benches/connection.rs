@@ -5,6 +5,8 @@
 
 #![expect(clippy::print_stdout, reason = "the figures are what it is for")]
 
+#[path = "../tests/fleet/mod.rs"]
+mod fleet;
 mod measure;
 #[path = "../tests/fleet/rig.rs"]
 mod rig;

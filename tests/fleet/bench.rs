@@ -390,7 +390,7 @@ fn launch(
         loglevel: "error",
         persistent,
         pki: false,
-        verify_key: &Fleet::verify_key_pem(),
+        network: None,
     };
     settings.start(program, folder, broker)
 }

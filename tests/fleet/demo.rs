@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use fleet::fault::parse_list;
+use fleet::network::{Network, Setup};
 use fleet::{Expected, Fleet};
 use rig::{Broker, Folder, Process, Settings, interrupted, say, text};
 
@@ -25,9 +26,14 @@ struct Arguments {
     #[argh(option)]
     daemon: PathBuf,
 
-    /// the helper's command line; paths count from the project's folder, and the sample in examples/helper.rs is the default
+    /// where the sample helpers are
     #[argh(option)]
-    helper: String,
+    examples: PathBuf,
+
+    /// the helper's command line; paths count from the project's folder, and the sample in examples/helper.rs is the default, with
+    /// --setup x509 the one in examples/signing.rs, which gives certificates
+    #[argh(option)]
+    helper: Option<String>,
 
     /// how many nodes, 50 by default
     #[argh(option, default = "50")]
@@ -41,7 +47,12 @@ struct Arguments {
     #[argh(option)]
     faults: Option<String>,
 
-    /// let nodes ask for certificates too
+    /// secure the network, all of it in TLS: x509, with certificates for everybody, or issuer, with tokens of an organization and
+    /// protocol version 2; without security by default
+    #[argh(option)]
+    setup: Option<Setup>,
+
+    /// let nodes ask for certificates too, as they do with --setup x509
     #[argh(switch)]
     pki: bool,
 
@@ -87,12 +98,21 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<bool, String> {
     let interrupted = interrupted()?;
     let folder = Folder::create("choria-demo")?;
-    let broker = Broker::start(&folder)?;
+    let network = arguments.setup.map(|setup| Network::create(&folder.path, setup));
+    let network = network.transpose().map_err(text)?;
+    let broker = match &network {
+        None => Broker::start(&folder)?,
+        Some(network) => Broker::configured(&folder, &network.broker())?,
+    };
     let faults = match &arguments.faults {
         Some(list) => list.clone(),
         None => usual_faults(arguments.nodes),
     };
-    let mut builder = Fleet::builder(&broker.url).nodes(arguments.nodes);
+    let builder = match &network {
+        None => Fleet::builder(&broker.url),
+        Some(network) => network.fleet(&broker.url),
+    };
+    let mut builder = builder.nodes(arguments.nodes);
     for (count, fault) in parse_list(&faults)? {
         builder = builder.fault(count, fault);
     }
@@ -101,13 +121,13 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     }
     let fleet = builder.start_quietly();
     let settings = Settings {
-        helper: &arguments.helper,
+        helper: &helper(arguments, network.as_ref()),
         workers: arguments.workers,
         interval: Duration::from_secs(10),
         loglevel: "info",
         persistent: arguments.persistent,
         pki: arguments.pki,
-        verify_key: &Fleet::verify_key_pem(),
+        network: network.as_ref(),
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let mut log = Log::open(&folder.path.join("daemon.log"));
@@ -148,6 +168,18 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         say(&format!("the daemon did what it must not: {violation}"));
     }
     Ok(good && fleet.violations().is_empty())
+}
+
+/// The helper's command line.
+fn helper(arguments: &Arguments, network: Option<&Network>) -> String {
+    let sample = |name: &str| arguments.examples.join(name).display().to_string();
+    match (&arguments.helper, network) {
+        (Some(helper), _) => helper.clone(),
+        (None, Some(network)) if network.setup == Setup::X509 => {
+            format!("{} {}", sample("signing"), network.path("ca").display())
+        }
+        (None, _) => sample("helper"),
+    }
 }
 
 /// One in fifty nodes of each kind, at least one where the fleet is large enough to have healthy ones beside them.

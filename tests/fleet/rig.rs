@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::fleet::Fleet;
+use crate::fleet::network::{CERTNAME, Network};
+
 /// How long a process may take to end after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
@@ -163,9 +166,19 @@ pub struct Broker {
 impl Broker {
     /// Starts one and waits until it listens. `NATS_SERVER` names another program.
     pub fn start(folder: &Folder) -> Result<Broker, String> {
+        Broker::with(folder, &[])
+    }
+
+    /// Starts one with the configuration file at `config`.
+    pub fn configured(folder: &Folder, config: &Path) -> Result<Broker, String> {
+        Broker::with(folder, &[Path::new("--config"), config])
+    }
+
+    fn with(folder: &Folder, arguments: &[&Path]) -> Result<Broker, String> {
         let program = std::env::var("NATS_SERVER").unwrap_or_else(|_| "nats-server".to_owned());
         let mut command = Command::new(program);
         command.args(["--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir"]).arg(&folder.path);
+        command.args(arguments);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::start(&mut command)?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -178,7 +191,9 @@ impl Broker {
             let ports =
                 ports.and_then(|file| serde_json::from_slice::<serde_json::Value>(&file).ok());
             if let Some(url) = ports.as_ref().and_then(|ports| ports["nats"][0].as_str()) {
-                return Ok(Broker { process, url: url.to_owned() });
+                // With TLS it names another scheme, which Choria's files don't.
+                let url = url.replace("tls://", "nats://");
+                return Ok(Broker { process, url });
             }
             if !process.is_running() || Instant::now() > deadline {
                 return Err("nats-server did not start".to_owned());
@@ -202,8 +217,8 @@ pub struct Settings<'a> {
     pub persistent: bool,
     /// Whether nodes ask for certificates.
     pub pki: bool,
-    /// The key that verifies provisioning JWTs, as PEM.
-    pub verify_key: &'a str,
+    /// How the network is secured, if it is.
+    pub network: Option<&'a Network>,
 }
 
 impl Settings<'_> {
@@ -214,7 +229,7 @@ impl Settings<'_> {
         folder: &Folder,
         broker: &Broker,
     ) -> Result<Process, String> {
-        let key = folder.write("jwt-signer.pem", self.verify_key)?;
+        let key = folder.write("jwt-signer.pem", &Fleet::verify_key_pem())?;
         let mut yaml = String::new();
         let mut set = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(yaml, "{key}: {value}");
@@ -225,23 +240,34 @@ impl Settings<'_> {
         set("logfile", &folder.path.join("daemon.log").display());
         set("loglevel", &self.loglevel);
         set("token", &"s3cret");
-        set("choria_insecure", &true);
         set("site", &"practice");
-        set("jwt_verify_cert", &key.display());
-        set("features", &format_args!("{{jwt: true, pki: {}}}", self.pki));
+        match self.network {
+            None => {
+                set("choria_insecure", &true);
+                set("jwt_verify_cert", &key.display());
+                set("features", &format_args!("{{jwt: true, pki: {}}}", self.pki));
+            }
+            Some(network) => {
+                for (key, value) in network.settings() {
+                    set(key, &value);
+                }
+                set("features", &format_args!("{{{}: true}}", network.features().join(": true, ")));
+            }
+        }
         // Other daemons know nothing of it.
         if self.persistent {
             set("helper_mode", &"persistent");
         }
         let settings = folder.write("choria-provisioner.yaml", &yaml)?;
-        let client = folder.write(
-            "choria.cfg",
-            &format!(
-                "identity = provisioner.example.net\nplugin.choria.middleware_hosts = {}\n",
-                broker.url
-            ),
-        )?;
+        let mut client =
+            format!("identity = {CERTNAME}\nplugin.choria.middleware_hosts = {}\n", broker.url);
+        for (key, value) in self.network.iter().flat_map(|network| network.client_settings()) {
+            let _ = writeln!(client, "{key} = {value}");
+        }
+        let client = folder.write("choria.cfg", &client)?;
         let mut command = Command::new(program);
+        // The caller must be the one in the certificate, whoever runs this.
+        command.env("MCOLLECTIVE_CERTNAME", CERTNAME);
         command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
         Process::start(&mut command)
     }
