@@ -8,6 +8,7 @@
 mod fleet;
 
 use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,10 @@ use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use fleet::fault::parse_list;
-use fleet::{Encoding, Expected, Fleet};
+use fleet::issuer::Organization;
+use fleet::{Builder, Encoding, Expected, Fleet};
+use openssl::pkey::PKey;
+use openssl::x509::X509;
 
 /// Thousands of simulated Choria Servers that wait to be provisioned. Every second a line says how many are; the end is
 /// SIGTERM, SIGINT, --until-done or --timeout.
@@ -32,6 +36,30 @@ struct Arguments {
     /// what is wrong with how many of them, such as gone=3,silent=2,status:jwt:5=1
     #[argh(option, default = "String::new()")]
     faults: String,
+
+    /// connect in TLS, each with its provisioning JWT as the token, as real nodes do
+    #[argh(switch)]
+    tls: bool,
+
+    /// speak protocol version 2; needs the organization issuer's seed as --jwt-signing-key
+    #[argh(switch)]
+    v2: bool,
+
+    /// what signs the provisioning JWTs: an RSA key in PEM or the seed of an organization issuer; an RSA key of its own by default
+    #[argh(option)]
+    jwt_signing_key: Option<PathBuf>,
+
+    /// the authority, in PEM, that must have issued the provisioner's certificate and those that nodes are given
+    #[argh(option)]
+    ca: Option<PathBuf>,
+
+    /// user for the broker, for one without Choria's own checks
+    #[argh(option)]
+    user: Option<String>,
+
+    /// its password
+    #[argh(option, default = "String::new()")]
+    password: String,
 
     /// where to write the public key of the provisioning JWTs, before any node is there
     #[argh(option)]
@@ -110,12 +138,11 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|error| error.to_string())?;
     }
+    let mut builder = secured(Fleet::builder(&arguments.nats), arguments)?;
     if let Some(path) = &arguments.jwt_key_out {
-        std::fs::write(path, Fleet::verify_key_pem())
-            .map_err(|error| format!("{path}: {error}"))?;
+        std::fs::write(path, builder.verify_key()).map_err(|error| format!("{path}: {error}"))?;
     }
-
-    let mut builder = Fleet::builder(&arguments.nats)
+    builder = builder
         .nodes(arguments.nodes)
         .connections(arguments.connections)
         .token(&arguments.token)
@@ -185,6 +212,41 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         None => {}
     }
     Ok(done)
+}
+
+/// Adds what a secured network is about.
+fn secured(mut builder: Builder, arguments: &Arguments) -> Result<Builder, String> {
+    if arguments.tls {
+        builder = builder.tls();
+    }
+    if let Some(user) = &arguments.user {
+        builder = builder.user(user, &arguments.password);
+    }
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    if let Some(path) = &arguments.ca {
+        let authority = X509::from_pem(read(path)?.as_bytes())
+            .map_err(|_| format!("{}: no certificate in PEM", path.display()))?;
+        builder = builder.authority(&authority);
+    }
+    let key = arguments.jwt_signing_key.as_deref();
+    let text = key.map(read).transpose()?;
+    match (text, arguments.v2) {
+        (None, false) => Ok(builder),
+        (Some(text), false) if text.starts_with("-----BEGIN") => {
+            let key = PKey::private_key_from_pem(text.as_bytes());
+            Ok(builder.signing_key(key.map_err(|error| error.to_string())?))
+        }
+        (Some(seed), v2) => {
+            let organization = Organization::from_seed(&seed)?;
+            Ok(match v2 {
+                true => builder.v2(&organization),
+                false => builder.signing_key(organization.key().clone()),
+            })
+        }
+        (None, true) => Err("--v2 needs the issuer's seed as --jwt-signing-key".to_owned()),
+    }
 }
 
 /// One line on stdout; nobody reading it is no reason to stop.
