@@ -3,9 +3,11 @@
 //! Bytes in, values out, and back: nothing here does I/O or reads a clock. Sending, waiting and deciding which reply
 //! counts is left to `rpc`. All text that comes from the network is hostile until one of these types holds it.
 
+pub mod election;
 pub mod json;
 pub mod ksuid;
 pub mod lifecycle;
+pub mod peer;
 pub mod subject;
 pub mod v1;
 pub mod v2;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use openssl::hash::{MessageDigest, hash};
 
+use crate::protocol::election::ELECTION;
 use crate::protocol::{COLLECTIVE, Identity, RequestId};
 
 /// A subject to publish to: no wildcard, no white space, no empty part.
@@ -125,6 +126,25 @@ pub fn own_startup() -> Subject {
     Subject(format!("{STARTUP_EVENTS}.provisioner").into())
 }
 
+/// Where brokers tell about the bucket with the election's key.
+pub fn election_status() -> Subject {
+    Subject(format!("{STREAMS}.STREAM.INFO.KV_{ELECTION_BUCKET}").into())
+}
+
+/// Where the election's key is written.
+pub fn election_key() -> Subject {
+    Subject(format!("{STREAMS}.$KV.{ELECTION_BUCKET}.{ELECTION}").into())
+}
+
+/// Where the provisioners of one account talk to each other.
+pub fn peers() -> Subject {
+    Subject("choria.provisioner.peer".into())
+}
+
+/// What a provisioning account has instead of `$JS.API`, and before a key's own subject as well.
+const STREAMS: &str = "choria.streams";
+const ELECTION_BUCKET: &str = "CHORIA_LEADER_ELECTION";
+
 const STARTUP_EVENTS: &str = "choria.lifecycle.event.startup";
 
 fn check_part(text: &str) -> Result<(), BadSubject> {
@@ -166,6 +186,16 @@ impl ReplySubjects {
         text.push_str(&self.prefix);
         text.push_str(id.as_str());
         Subject(text.into())
+    }
+
+    /// Where the answer to the request with this number comes, for those that no node is to answer.
+    pub fn for_number(&self, number: u64) -> Subject {
+        Subject(format!("{}{number}", self.prefix).into())
+    }
+
+    /// The number of the request that a message on `subject` answers, if it can be one of ours.
+    pub fn number(&self, subject: &str) -> Option<u64> {
+        subject.strip_prefix(self.prefix.as_str())?.parse().ok()
     }
 
     /// The request that a message on `subject` answers, if it can be one of ours.
@@ -256,6 +286,17 @@ mod tests {
             startup_events("provision_mode_server").unwrap().as_str(),
             "choria.lifecycle.event.startup.provision_mode_server"
         );
+        assert_eq!(
+            election_status().as_str(),
+            "choria.streams.STREAM.INFO.KV_CHORIA_LEADER_ELECTION"
+        );
+        assert_eq!(
+            election_key().as_str(),
+            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner"
+        );
+        for subject in [election_status(), election_key(), peers()] {
+            assert_eq!(Subject::new(subject.as_str()), Ok(subject));
+        }
     }
 
     #[test]
@@ -287,6 +328,18 @@ mod tests {
             "6c1f0d5e0b8a4f0f9a3d2b7c4e5f6a71",
         ] {
             assert_eq!(subjects.request_id(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn finds_the_number_in_a_reply_subject() {
+        let subjects = ReplySubjects::new("choria=prov1.example.net", "i7").unwrap();
+        let subject = subjects.for_number(18);
+        let prefix = "provisioning.reply.f233e84b1879ff8f207108d2dda253a5.i7.";
+        assert_eq!(subject.as_str(), format!("{prefix}18"));
+        assert_eq!(subjects.number(subject.as_str()), Some(18));
+        for last in ["", "x", "-1", "1.2", "99999999999999999999"] {
+            assert_eq!(subjects.number(&format!("{prefix}{last}")), None, "{last:?}");
         }
     }
 

@@ -1,0 +1,5 @@
+//! Campaigns for leadership, so that of several provisioners one provisions.
+
+pub mod core;
+#[cfg(test)]
+mod simulation;
