@@ -18,6 +18,7 @@
 //! anywhere ends the process: half a daemon is worse than none.
 
 pub mod discoverer;
+pub mod election;
 pub mod finisher;
 mod keychain;
 mod links;
