@@ -174,7 +174,11 @@ impl Setup {
     fn found(&self, identity: &Identity) {
         match self.roster.sight(identity, Sighting::Discovery) {
             Sighted::Queued(_) => self.metrics.discovered.inc(),
-            Sighted::Known | Sighted::NotDue | Sighted::QueueFull | Sighted::AskAgain(_) => {}
+            Sighted::Known
+            | Sighted::NotDue
+            | Sighted::QueueFull
+            | Sighted::AskAgain(_)
+            | Sighted::Denied => {}
         }
     }
 

@@ -148,6 +148,7 @@ impl Listener {
             Sighted::Queued(_) => self.metrics.event_discovered.inc(),
             // If that is full, the registry still knows that an answer from before is of no use.
             Sighted::AskAgain(key) => drop(self.again.try_send(key)),
+            Sighted::Denied => self.buffer.ignored("denied"),
             Sighted::Known | Sighted::NotDue | Sighted::QueueFull => {}
         }
     }

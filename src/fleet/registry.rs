@@ -15,12 +15,13 @@
 //! An entry's generation names the one queue element that stands for it: whoever holds a [`Key`] whose generation has
 //! passed holds nothing. Returns and upgrade tries outlive the entry and are kept in a table of their own.
 //!
-//! Every operation costs O(log n) at most, but for [`Registry::reload`] and [`Registry::clear`]. A known node costs less
-//! than 400 bytes, its last error included.
+//! Every operation costs O(log n) at most, but for [`Registry::reload`] and [`Registry::clear`]; whoever wants to see all
+//! nodes reads them in parts with [`Registry::visit`]. A known node costs less than 400 bytes, its last error included.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use crate::gate::Closed;
@@ -54,6 +55,9 @@ const ASKS_AGAIN_MAX: u8 = 3;
 
 /// Nodes that wait, settle, or are remembered; the default of each bound in [`Limits`]. Twice the usual work queue.
 const KNOWN_MAX: usize = 100_000;
+
+/// Nodes an operator may deny at a time: what a person types or a script of theirs lists.
+pub const DENIED_MAX: usize = 10_000;
 
 /// Bytes kept of a node's last error; the log has all of it.
 const ERROR_BYTES_MAX: usize = 88;
@@ -105,6 +109,8 @@ pub enum Sighted {
     QueueFull,
     /// It restarted while queued: an answer held for this key is of the past, it must be asked again.
     AskAgain(Key),
+    /// An operator wants it left alone.
+    Denied,
 }
 
 /// A node taken from a queue.
@@ -231,6 +237,32 @@ pub enum NodeState {
     },
 }
 
+/// A node's state without its times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// See [`NodeState::Working`].
+    Working,
+    /// See [`NodeState::Queued`].
+    Queued,
+    /// See [`NodeState::Waiting`].
+    Waiting,
+    /// See [`NodeState::Settling`].
+    Settling,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Working, Kind::Queued, Kind::Waiting, Kind::Settling];
+}
+
+/// Where [`Registry::visit`] stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark(Instant, Identity);
+
+/// Why a node can't be denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyDenied;
+
 /// The bounds and waits of a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -268,11 +300,13 @@ pub struct Registry {
     limits: Limits,
     generation: u64,
     entries: HashMap<Identity, Box<Entry>>,
-    /// Queued and Waiting ones by when they were seen, Settling ones by when they end.
+    /// Queued and Waiting ones by when they were seen, Settling ones by when they end, Working ones by when they began.
     queued: BTreeSet<(Instant, Identity)>,
     waiting: BTreeSet<(Instant, Identity)>,
     settling: BTreeSet<(Instant, Identity)>,
-    working: usize,
+    working: BTreeSet<(Instant, Identity)>,
+    /// Nodes an operator wants left alone, and since when.
+    denied: BTreeMap<Identity, Instant>,
     kept: HashMap<Identity, Kept>,
     kept_by_age: BTreeSet<(Instant, Identity)>,
     discoveries: Discoveries,
@@ -288,7 +322,8 @@ impl Registry {
             queued: BTreeSet::new(),
             waiting: BTreeSet::new(),
             settling: BTreeSet::new(),
-            working: 0,
+            working: BTreeSet::new(),
+            denied: BTreeMap::new(),
             kept: HashMap::new(),
             kept_by_age: BTreeSet::new(),
             discoveries: Discoveries::default(),
@@ -303,6 +338,9 @@ impl Registry {
         now: Instant,
         push: Push<'_>,
     ) -> Sighted {
+        if self.is_denied(identity) {
+            return Sighted::Denied;
+        }
         self.settle_if_over(identity, now);
         let Some((identity, mut entry)) = self.leave(identity) else {
             return self.sight_newcomer(identity, what, now, push);
@@ -400,7 +438,7 @@ impl Registry {
         if let Outcome::UpgradeSent { version, from, .. } = &report.outcome {
             self.keep_upgrade(&identity, version, from, now);
         }
-        if gate_lost {
+        if gate_lost || self.is_denied(&identity) {
             return Finished { tally, next: Next::Absent };
         }
 
@@ -530,7 +568,7 @@ impl Registry {
     pub fn counts(&self) -> Counts {
         Counts {
             queued: self.queued.len(),
-            working: self.working,
+            working: self.working.len(),
             settling: self.settling.len(),
             waiting: self.waiting.len(),
         }
@@ -539,6 +577,71 @@ impl Registry {
     /// What is known about one node.
     pub fn node(&self, identity: &Identity) -> Option<Node<'_>> {
         self.entries.get_key_value(identity).map(|(identity, entry)| entry.describe(identity))
+    }
+
+    /// Shows some nodes of one state, at most `max`, those behind `after` in an order that stays the same while nodes come
+    /// and go. Returns where to go on, so that the lock need not be held for as long as all of them take.
+    pub fn visit(
+        &self,
+        kind: Kind,
+        after: Option<&Mark>,
+        max: usize,
+        visitor: &mut dyn FnMut(Node<'_>),
+    ) -> Option<Mark> {
+        let index = match kind {
+            Kind::Working => &self.working,
+            Kind::Queued => &self.queued,
+            Kind::Waiting => &self.waiting,
+            Kind::Settling => &self.settling,
+        };
+        let from = match after {
+            Some(Mark(at, identity)) => Bound::Excluded((*at, identity.clone())),
+            None => Bound::Unbounded,
+        };
+        let (mut last, mut shown) = (None, 0);
+        for element in index.range((from, Bound::Unbounded)).take(max) {
+            if let Some(node) = self.node(&element.1) {
+                visitor(node);
+            }
+            (last, shown) = (Some(element), shown + 1);
+        }
+        let (at, identity) = last.filter(|_| shown == max)?;
+        Some(Mark(*at, identity.clone()))
+    }
+
+    /// Leaves a node alone until it is allowed again: it is forgotten, and sightings of it are ignored. One that is being
+    /// worked on is finished. False if it was denied already.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyDenied`] if there are [`DENIED_MAX`].
+    pub fn deny(&mut self, identity: &Identity, now: Instant) -> Result<bool, TooManyDenied> {
+        if self.is_denied(identity) {
+            return Ok(false);
+        }
+        if self.denied.len() >= DENIED_MAX {
+            return Err(TooManyDenied);
+        }
+        self.denied.insert(identity.clone(), now);
+        // Whatever stands for it in a queue, or at the prober, is nobody's from now on.
+        if !matches!(self.entries.get(identity).map(|e| e.state), Some(State::Working { .. })) {
+            self.leave(identity);
+        }
+        Ok(true)
+    }
+
+    /// Takes the denial of a node back, so that its next sighting counts. False if it was not denied.
+    pub fn allow(&mut self, identity: &Identity) -> bool {
+        self.denied.remove(identity).is_some()
+    }
+
+    /// The denied nodes by name, and since when.
+    pub fn denied(&self) -> impl ExactSizeIterator<Item = (&Identity, Instant)> {
+        self.denied.iter().map(|(identity, since)| (identity, *since))
+    }
+
+    fn is_denied(&self, identity: &Identity) -> bool {
+        self.denied.contains_key(identity)
     }
 
     /// All known nodes, in no order.
@@ -661,10 +764,7 @@ impl Registry {
     fn leave(&mut self, identity: &Identity) -> Option<(Identity, Box<Entry>)> {
         let (identity, entry) = self.entries.remove_entry(identity)?;
         let (identity, removed) = match entry.state {
-            State::Working { .. } => {
-                self.working -= 1;
-                (identity, true)
-            }
+            State::Working { since, .. } => remove(&mut self.working, since, identity),
             State::Queued { .. } => remove(&mut self.queued, entry.seen, identity),
             State::Waiting { .. } => remove(&mut self.waiting, entry.seen, identity),
             State::Settling { until, .. } => remove(&mut self.settling, until, identity),
@@ -675,7 +775,9 @@ impl Registry {
 
     fn enter(&mut self, identity: Identity, entry: Box<Entry>) {
         match entry.state {
-            State::Working { .. } => self.working += 1,
+            State::Working { since, .. } => {
+                self.working.insert((since, identity.clone()));
+            }
             State::Queued { .. } => {
                 self.queued.insert((entry.seen, identity.clone()));
             }
@@ -1301,6 +1403,91 @@ mod tests {
     }
 
     #[test]
+    fn a_denied_node_is_forgotten_and_not_seen_until_it_is_allowed() {
+        for make in [absent, queued, configured, failed_thrice] {
+            let mut world = World::new();
+            make(&mut world);
+            let key = world.key();
+            assert_eq!(world.registry.deny(&world.identity, world.now), Ok(true));
+            world.check();
+            assert_eq!(world.registry.deny(&world.identity, world.now), Ok(false), "it is already");
+            assert!(!world.registry.is_current(&key));
+            assert_eq!(world.registry.take(&key, world.now), None);
+            for what in [DISCOVERY, EVENT, LATE_ANSWER, OPERATOR] {
+                assert_eq!(world.sight(what), Sighted::Denied);
+            }
+            assert!(world.registry.node(&world.identity).is_none());
+            assert!(
+                world.registry.allow(&world.identity) && !world.registry.allow(&world.identity)
+            );
+            assert!(matches!(world.sight(DISCOVERY), Sighted::Queued(_)));
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_denied_while_it_is_worked_on_is_finished_counted_and_forgotten() {
+        for outcome in [stuck(), Outcome::Failed, Outcome::Stopped(Closed::Deadline)] {
+            let mut world = World::new();
+            working(&mut world);
+            let key = world.key();
+            assert_eq!(world.registry.deny(&world.identity, world.now), Ok(true));
+            assert!(world.registry.is_current(&key), "it goes on");
+            assert_eq!(world.sight(EVENT), Sighted::Denied);
+            let finished = world.finish(outcome.clone());
+            assert_eq!(finished, Finished { tally: tally(&outcome), next: Next::Absent });
+            world.check();
+        }
+    }
+
+    #[test]
+    fn no_more_are_denied_than_there_may_be() {
+        let mut world = World::new();
+        for number in 0..DENIED_MAX {
+            let identity = Identity::parse(&format!("n{number}.other.example.net")).unwrap();
+            assert_eq!(world.registry.deny(&identity, world.now), Ok(true));
+        }
+        assert_eq!(world.registry.deny(&world.identity, world.now), Err(TooManyDenied));
+        assert_eq!(world.registry.denied().len(), DENIED_MAX);
+        world.registry.clear();
+        assert_eq!(world.registry.denied().len(), DENIED_MAX, "whoever leads, it stays denied");
+    }
+
+    #[test]
+    fn nodes_are_visited_part_by_part_whatever_happens_in_between() {
+        let mut world = World::new();
+        for number in 0..25 {
+            world.identity = Identity::parse(&format!("n{number:02}.example.net")).unwrap();
+            world.sight(DISCOVERY);
+            // Some of the same moment.
+            world.pass(u64::from(number % 3 == 0));
+        }
+        let mut names = Vec::new();
+        let mut mark = None;
+        let mut parts = 0;
+        loop {
+            let mut visit = |node: Node<'_>| names.push(node.identity.to_string());
+            mark = world.registry.visit(Kind::Queued, mark.as_ref(), 10, &mut visit);
+            parts += 1;
+            if mark.is_none() {
+                break;
+            }
+            // The one the mark stands for goes, and so does one of the next part.
+            for gone in ["n09.example.net", "n12.example.net"] {
+                let identity = Identity::parse(gone).unwrap();
+                world.registry.deny(&identity, world.now).unwrap();
+            }
+        }
+        names.sort();
+        let all = (0..25).filter(|number| *number != 12).map(|n| format!("n{n:02}.example.net"));
+        assert_eq!(names, all.collect::<Vec<_>>());
+        assert_eq!(parts, 3);
+        for kind in [Kind::Working, Kind::Waiting, Kind::Settling] {
+            let end = world.registry.visit(kind, None, 10, &mut |node| panic!("{node:?}"));
+            assert_eq!(end, None);
+        }
+    }
+
+    #[test]
     fn a_node_is_stale_once_two_discoveries_and_two_minutes_missed_it() {
         check_stale(&[0, 60, 120], 121, true);
         check_stale(&[0, 60, 120], 119, false);
@@ -1556,22 +1743,20 @@ mod tests {
     impl Registry {
         /// Panics unless entries and indexes agree and bounds hold.
         pub fn check(&self) {
-            let mut working = 0;
             for (identity, entry) in &self.entries {
                 let (index, at) = match entry.state {
                     State::Queued { .. } => (&self.queued, entry.seen),
                     State::Waiting { .. } => (&self.waiting, entry.seen),
                     State::Settling { until, .. } => (&self.settling, until),
-                    State::Working { .. } => {
-                        working += 1;
-                        continue;
-                    }
+                    State::Working { since, .. } => (&self.working, since),
                 };
                 assert!(index.contains(&(at, identity.clone())), "{identity} is not in its index");
+                let is_working = matches!(entry.state, State::Working { .. });
+                assert!(is_working || !self.is_denied(identity), "{identity} is denied and known");
             }
-            assert_eq!(working, self.working);
-            let indexed = self.queued.len() + self.waiting.len() + self.settling.len();
-            assert_eq!(indexed + working, self.entries.len(), "an index holds too much");
+            let indexes = [&self.queued, &self.waiting, &self.settling, &self.working];
+            let indexed: usize = indexes.into_iter().map(BTreeSet::len).sum();
+            assert_eq!(indexed, self.entries.len(), "an index holds too much");
             assert!(self.waiting.len() <= self.limits.waiting_max);
             assert!(self.settling.len() <= self.limits.settling_max);
             assert!(self.kept.len() <= self.limits.kept_max);
@@ -1814,6 +1999,7 @@ mod tests {
             Sighted::Known => "known",
             Sighted::NotDue => "not due",
             Sighted::QueueFull => "queue full",
+            Sighted::Denied => "denied",
             Sighted::AskAgain(key) => {
                 assert_eq!(key, world.key());
                 "ask again"

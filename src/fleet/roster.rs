@@ -64,7 +64,7 @@ impl Roster {
                         "Adding {identity} to the work queue failed with {len} / {max} entries");
                 }
             }
-            Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) => {}
+            Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) | Sighted::Denied => {}
         }
         sighted
     }

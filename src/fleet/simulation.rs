@@ -162,6 +162,8 @@ enum Event {
     Operator(bool),
     Standby(bool),
     RetryWanted(usize),
+    /// An operator wants it left alone, or no longer.
+    Denied(usize, bool),
     Reload,
     TroubleEnds,
 }
@@ -295,6 +297,7 @@ impl Seen {
             "not_provisioning",
             "stale",
             "queue full",
+            "denied",
             "not due",
             "ask again",
             "came back",
@@ -392,6 +395,12 @@ impl Simulation {
         for _ in 0..self.rng.u8(0..3) {
             let (node, at) = (self.rng.usize(..self.nodes.len()), self.rng.u64(0..end));
             self.after(at, Event::RetryWanted(node));
+        }
+        if self.rng.u8(0..3) == 0 {
+            let (node, at) = (self.rng.usize(..self.nodes.len()), self.rng.u64(0..end));
+            self.after(at, Event::Denied(node, true));
+            let lasts = self.rng.u64(0..OUTAGE_MAX);
+            self.after(at + lasts, Event::Denied(node, false));
         }
         for _ in 0..self.rng.u8(0..6) {
             let (node, at) = (self.rng.usize(..self.nodes.len()), self.rng.u64(0..end));
@@ -511,6 +520,14 @@ impl Simulation {
                     self.sight(node, Sighting::Operator);
                 }
             }
+            Event::Denied(node, true) => {
+                let now = self.instant();
+                let denied = self.registry.deny(&self.nodes[node].identity, now);
+                assert_eq!(denied, Ok(true), "each is denied once");
+            }
+            Event::Denied(node, false) => {
+                self.registry.allow(&self.nodes[node].identity);
+            }
             Event::Reload => {
                 let mut limits =
                     Limits::new(millis(self.setup.interval), millis(self.setup.retry_max));
@@ -526,9 +543,16 @@ impl Simulation {
         self.events.retain(|_, event| {
             !matches!(
                 event,
-                Event::Link(_) | Event::Operator(_) | Event::Standby(_) | Event::RetryWanted(_)
+                Event::Link(_)
+                    | Event::Operator(_)
+                    | Event::Standby(_)
+                    | Event::RetryWanted(_)
+                    | Event::Denied(..)
             )
         });
+        for node in &self.nodes {
+            self.registry.allow(&node.identity);
+        }
         match self.setup.end {
             End::Calm => {
                 self.set(Reason::Operator, false);
@@ -626,6 +650,7 @@ impl Simulation {
             Sighted::Queued(_) | Sighted::Known => {}
             Sighted::NotDue => self.note("not due"),
             Sighted::QueueFull => self.note("queue full"),
+            Sighted::Denied => self.note("denied"),
             Sighted::AskAgain(key) => {
                 self.note("ask again");
                 if let Some(at) = self.ready.iter().position(|(ready, _)| *ready == key) {
