@@ -91,6 +91,36 @@ pub struct Gate {
     watchers: Mutex<Vec<Sender<()>>>,
     /// Of the connection that there is; locked after `core`.
     stay: Mutex<Option<Stay>>,
+    /// For people; locked after `core`.
+    since: Mutex<Since>,
+}
+
+/// When the gate became what it is.
+#[derive(Debug, Clone, Copy)]
+struct Since {
+    /// When each reason of [`Reason::ALL`] came, while it holds.
+    reasons: [Option<Instant>; Reason::ALL.len()],
+    /// When the last reason went, or we began.
+    open: Instant,
+}
+
+impl Since {
+    fn new(core: &Core, now: Instant) -> Since {
+        Since {
+            reasons: Reason::ALL.map(|reason| core.is_closed_by(reason).then_some(now)),
+            open: now,
+        }
+    }
+
+    fn note(&mut self, core: &Core, now: Instant) {
+        let was_closed = self.reasons.iter().any(Option::is_some);
+        for (since, reason) in self.reasons.iter_mut().zip(Reason::ALL) {
+            *since = core.is_closed_by(reason).then(|| since.unwrap_or(now));
+        }
+        if was_closed && self.reasons.iter().all(Option::is_none) {
+            self.open = now;
+        }
+    }
 }
 
 /// One connection from its beginning to its end; dropping it tells all who were given the receiver.
@@ -103,8 +133,10 @@ struct Stay {
 impl Gate {
     /// A gate that is closed because there is no connection yet.
     pub fn new() -> Gate {
+        let core = Core::new();
         Gate {
-            core: Mutex::new(Core::new()),
+            since: Mutex::new(Since::new(&core, Instant::now())),
+            core: Mutex::new(core),
             changed: Condvar::new(),
             watchers: Mutex::new(Vec::new()),
             stay: Mutex::new(None),
@@ -124,6 +156,17 @@ impl Gate {
     /// The reasons not to act, in the order of [`Reason::ALL`]; none while the gate is open.
     pub fn reasons(&self) -> Vec<Reason> {
         self.core.lock().reasons().collect()
+    }
+
+    /// The reasons not to act, each with the time since when it holds.
+    pub fn closed_since(&self) -> Vec<(Reason, Instant)> {
+        let since = self.since.lock().reasons;
+        Reason::ALL.into_iter().zip(since).filter_map(|(why, at)| Some((why, at?))).collect()
+    }
+
+    /// Since when there is no reason not to act; of use only while there is none.
+    pub fn open_since(&self) -> Instant {
+        self.since.lock().open
     }
 
     /// Asked before a discovery, a probe, and taking a node from a queue.
@@ -197,6 +240,7 @@ impl Gate {
         {
             let mut core = self.core.lock();
             change(&mut core);
+            self.since.lock().note(&core, Instant::now());
             let mut stay = self.stay.lock();
             if core.is_closed_by(Reason::Disconnected) {
                 *stay = None;
@@ -490,6 +534,28 @@ mod tests {
         gate.open(Reason::Disconnected);
         assert!(is_over(&first), "what is lost stays lost");
         assert!(!is_over(&gate.lost()));
+    }
+
+    #[test]
+    fn tells_since_when_each_reason_holds_and_since_when_it_is_open() {
+        let gate = Gate::new();
+        let [(Reason::Disconnected, start)] = gate.closed_since()[..] else { panic!("closed") };
+        gate.close(Reason::Operator);
+        let [(Reason::Operator, paused), (Reason::Disconnected, still)] = gate.closed_since()[..]
+        else {
+            panic!("two reasons")
+        };
+        assert_eq!(still, start);
+        assert!(paused >= start);
+        gate.close(Reason::Operator);
+        assert_eq!(gate.closed_since()[0].1, paused, "it holds since the first time");
+        gate.open(Reason::Disconnected);
+        gate.open(Reason::Operator);
+        assert_eq!(gate.closed_since(), []);
+        let open = gate.open_since();
+        assert!(open >= paused);
+        gate.open(Reason::Operator);
+        assert_eq!(gate.open_since(), open, "it was open");
     }
 
     #[test]
