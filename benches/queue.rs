@@ -17,6 +17,7 @@ use choria_provisioner::fleet::roster::Roster;
 use choria_provisioner::gate::{Gate, Reason};
 use choria_provisioner::metrics::Metrics;
 use choria_provisioner::node::{Outcome, Report};
+use choria_provisioner::ops::history::History;
 use choria_provisioner::protocol::Identity;
 use choria_provisioner::shutdown::Never;
 use crossbeam_channel::{Receiver, bounded, select};
@@ -50,8 +51,13 @@ fn round(identities: &Arc<Vec<Identity>>, workers: usize) -> f64 {
     let (roster, queues) = Roster::new(limits, NODES, metrics.clone());
     let roster = Arc::new(roster);
     let (done, outcomes) = bounded(DONE_MAX);
-    let finisher =
-        Finisher { done: outcomes, roster: roster.clone(), gate, metrics: metrics.clone() };
+    let finisher = Finisher {
+        done: outcomes,
+        roster: roster.clone(),
+        gate,
+        metrics: metrics.clone(),
+        history: Arc::new(History::new(Instant::now())),
+    };
 
     let begun = Instant::now();
     let finisher = thread::spawn(move || finisher.run());
@@ -71,12 +77,14 @@ fn round(identities: &Arc<Vec<Identity>>, workers: usize) -> f64 {
             thread::spawn(move || {
                 while let Some(key) = next(&queue, &stopped) {
                     let now = Instant::now();
-                    let taken = roster.registry().take(&key, now);
-                    assert!(taken.is_some(), "{key:?} is nobody's");
+                    let taken = roster.registry().take(&key, now).expect("each key is somebody's");
                     let outcome =
                         Outcome::Provisioned { configured_at: now, restarted_at: Some(now) };
                     let report = Report { outcome, reason: String::new(), steps: Vec::new() };
-                    if done.send(Done { key, report }).is_err() {
+                    if done
+                        .send(Done { key, attempt: taken.attempt, took: Duration::ZERO, report })
+                        .is_err()
+                    {
                         return;
                     }
                 }

@@ -33,7 +33,7 @@
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
 //! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
 //! `config` checks the site's tokens with `jwt`. Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and
-//! `protocol` signs with `pki`.
+//! `protocol` signs with `pki`. `ops` reads what `fleet` knows when somebody asks, and `fleet` starts it.
 //!
 //! # What always holds
 //!

@@ -260,6 +260,21 @@ impl Metrics {
         self.token_expiry_timestamp_seconds.with_label_values(&[token]).set(at);
     }
 
+    /// What [`Metrics::token_expires`] was told last, by token.
+    pub fn token_expiries(&self) -> Vec<(String, i64)> {
+        let families = self.token_expiry_timestamp_seconds.collect();
+        let series = families.iter().flat_map(proto::MetricFamily::get_metric);
+        let mut expiries: Vec<(String, i64)> = series
+            .filter_map(|metric| {
+                let label = metric.get_label().iter().find(|label| label.name() == "token")?;
+                // A whole number that was written as one.
+                Some((label.value().to_owned(), metric.get_gauge().get_value() as i64))
+            })
+            .collect();
+        expiries.sort();
+        expiries
+    }
+
     /// All metrics in text format 0.0.4, families sorted by name.
     pub fn render(&self) -> String {
         let mut text = String::new();

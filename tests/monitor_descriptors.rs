@@ -6,15 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::Arc;
 
 use choria_provisioner::metrics::Metrics;
-use choria_provisioner::ops::http::{Monitor, Readiness};
+use choria_provisioner::ops::http::Monitor;
+use choria_provisioner::ops::status::{Nodes, Query, Readiness, Show, Status};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
 fn the_monitor_port_survives_the_end_of_file_descriptors() {
     let metrics = Metrics::new("lon");
     let monitor = Monitor::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
-    let ready = Arc::new(|| Readiness { ready: true, reasons: Vec::new() });
-    let running = monitor.serve(Arc::clone(&metrics), ready).unwrap();
+    let running = monitor.serve(Arc::clone(&metrics), Arc::new(Unasked)).unwrap();
     let scrape = || {
         let mut stream = TcpStream::connect(running.address()).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
@@ -48,4 +48,21 @@ fn the_monitor_port_survives_the_end_of_file_descriptors() {
     drop(files);
     scrape();
     running.stop();
+}
+
+/// Only metrics are asked for here.
+struct Unasked;
+
+impl Show for Unasked {
+    fn readiness(&self) -> Readiness {
+        unreachable!("nobody asks")
+    }
+
+    fn status(&self) -> Status {
+        unreachable!("nobody asks")
+    }
+
+    fn nodes(&self, _: &Query) -> Nodes {
+        unreachable!("nobody asks")
+    }
 }

@@ -10,6 +10,7 @@ use crate::fleet::roster::Roster;
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::node::Report;
+use crate::ops::history::{Ended, History};
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -19,6 +20,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub struct Done {
     /// The queue entry it came from.
     pub key: Key,
+    /// Which attempt it was, from 1.
+    pub attempt: u32,
+    /// How long a worker had it; nothing if none had.
+    pub took: Duration,
     /// What became of it.
     pub report: Report,
 }
@@ -33,6 +38,8 @@ pub struct Finisher {
     pub gate: Arc<Gate>,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Remembers for people.
+    pub history: Arc<History>,
 }
 
 impl Finisher {
@@ -42,7 +49,7 @@ impl Finisher {
         loop {
             select_biased! {
                 recv(self.done) -> done => match done {
-                    Ok(done) => self.finish(&done),
+                    Ok(done) => self.finish(done),
                     Err(_) => return,
                 },
                 recv(sweep) -> _ => self.sweep(),
@@ -50,7 +57,7 @@ impl Finisher {
         }
     }
 
-    fn finish(&self, done: &Done) {
+    fn finish(&self, done: Done) {
         let now = Instant::now();
         let just_reconnected = self.gate.just_reconnected(now);
         // Whoever stops for one of these leaves nothing behind.
@@ -71,10 +78,20 @@ impl Finisher {
             }
             Next::Queued(_) | Next::Settling | Next::Absent | Next::NotCurrent => {}
         }
+        self.remember(done, &finished.tally, now);
         // While there is a backlog the next sweep is soon enough.
         if self.done.is_empty() {
             self.roster.measure();
         }
+    }
+
+    /// An attempt that counts for nothing is none to show either.
+    fn remember(&self, done: Done, tally: &Tally, now: Instant) {
+        let Some(outcome) = tally.outcome else { return };
+        let Done { key, attempt, took, report } = done;
+        let reason = report.reason.clone();
+        let ended = Ended { at: now, node: key.identity, outcome, reason, attempt, took };
+        self.history.note(ended, tally, &report, now);
     }
 
     fn count(&self, tally: &Tally) {

@@ -39,7 +39,7 @@ use std::io;
 use std::panic;
 use std::process;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use crossbeam_channel::bounded;
 
@@ -58,13 +58,16 @@ use crate::fleet::roster::Roster;
 use crate::fleet::threads::Threads;
 use crate::fleet::tokens::Tokens;
 use crate::fleet::worker::Workers;
+use crate::fleet::worker::desks::Desks;
 use crate::fleet::worker::rate::RateLimit;
-use crate::gate::{Gate, Reason};
+use crate::gate::Gate;
 use crate::helper::{self, Helper};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::node;
-use crate::ops::http::{Monitor, Readiness};
+use crate::ops::history::History;
+use crate::ops::http::Monitor;
+use crate::ops::status::{Observer, Sources, Uplink};
 use crate::protocol::subject::{self, BadSubject};
 use crate::protocol::{self, RequestId, lifecycle};
 use crate::rpc::{self, Rpc};
@@ -74,9 +77,6 @@ use crate::transport::{Link, Transport};
 
 /// Outcomes on their way to the finisher; prober and workers wait when there are more.
 const DONE_MAX: usize = 1024;
-
-/// A discovery may be this late, on top of one that was missed, before we are not ready.
-const DISCOVERY_SLACK: Duration = Duration::from_secs(30);
 
 /// What `run` needs; everything in it has been checked.
 pub struct Setup {
@@ -149,10 +149,14 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let gate = Arc::new(Gate::new());
 
     let (links, link_changed) = Links::new(gate.clone());
+    let uplink = Arc::new(Uplink::new());
     let (keychain, codec) = Keychain::open(&choria).map_err(RunError::Keys)?;
     let connection = connect(&choria, &metrics, &keychain, {
-        let links = links.clone();
-        move |link| links.put(link)
+        let (links, uplink) = (links.clone(), uplink.clone());
+        move |link| {
+            uplink.put(&link);
+            links.put(link);
+        }
     })?;
     let transport: Arc<dyn Transport> = connection.clone();
 
@@ -206,6 +210,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         last: last_success.clone(),
     });
     threads.start("discoverer", move || discoverer.run())?;
+    let desks = Arc::new(Desks::default());
     let workers = Workers::start(
         config.workers,
         context,
@@ -213,6 +218,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         done_tx.clone(),
         freed_tx,
         metrics.clone(),
+        desks.clone(),
     )
     .map_err(|error| RunError::Thread { name: "worker-1", error })?;
     let prober = Prober::new(prober::Setup {
@@ -236,16 +242,38 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         stop: signals.drain.clone(),
     });
     threads.start("prober", move || prober.run())?;
-    let finisher =
-        Finisher { done, roster: roster.clone(), gate: gate.clone(), metrics: metrics.clone() };
+    let history = Arc::new(History::new(Instant::now()));
+    let finisher = Finisher {
+        done,
+        roster: roster.clone(),
+        gate: gate.clone(),
+        metrics: metrics.clone(),
+        history: history.clone(),
+    };
     threads.start("finisher", move || finisher.run())?;
+    let observer = Arc::new(Observer::new(Sources {
+        version,
+        identity: choria.identity.to_string(),
+        instance: instance.as_str().to_owned(),
+        site: config.site.clone(),
+        interval: config.interval,
+        workers_max: config.workers,
+        gate: gate.clone(),
+        roster: roster.clone(),
+        desks,
+        history,
+        metrics: metrics.clone(),
+        last_discovery: last_success,
+        uplink,
+        broker_error: Box::new({
+            let connection = connection.clone();
+            move || connection.last_error()
+        }),
+    }));
     let monitor = match monitor {
         None => None,
         Some(monitor) => {
-            let (gate, connection) = (gate.clone(), connection.clone());
-            let patience = config.interval * 2 + DISCOVERY_SLACK;
-            let check = move || readiness(&gate, &connection, &last_success, patience);
-            let serving = monitor.serve(metrics.clone(), Arc::new(check));
+            let serving = monitor.serve(metrics.clone(), observer);
             Some(serving.map_err(|error| RunError::Thread { name: "monitor", error })?)
         }
     };
@@ -317,27 +345,4 @@ fn connect(
         ..Options::new(choria.brokers.clone(), &choria.connection_name, metrics.clone())
     };
     Connection::start(options).map_err(RunError::Connection)
-}
-
-/// Whether we may act, or stand by on purpose, and every reason why not.
-fn readiness(
-    gate: &Gate,
-    connection: &Connection,
-    last_success: &LastSuccess,
-    patience: Duration,
-) -> Readiness {
-    let closed = gate.reasons();
-    let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
-    let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
-    if closed.contains(&Reason::Disconnected)
-        && let Some(error) = connection.last_error()
-    {
-        reasons.push(format!("broker: {}", error.text));
-    }
-    let age = last_success.age();
-    if closed.is_empty() && age > patience {
-        ready = false;
-        reasons.push(format!("no discovery has succeeded for {} s", age.as_secs()));
-    }
-    Readiness { ready, reasons }
 }

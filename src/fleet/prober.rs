@@ -272,8 +272,15 @@ impl Prober {
                 _ => (None, None),
             };
             let identity = key.identity.clone();
-            let upgrade = entry.upgrade;
-            let probed = Probed { identity, term, registration, inventory, deadline, upgrade };
+            let probed = Probed {
+                identity,
+                term,
+                registration,
+                inventory,
+                deadline,
+                upgrade: entry.upgrade,
+                progress: Arc::default(),
+            };
             self.setup.workers.hand(Job { key, attempt: entry.attempt, probed, permit });
         }
         None
@@ -285,8 +292,11 @@ impl Prober {
             Report { outcome: Outcome::Unreachable, reason: reason.to_owned(), steps: Vec::new() };
         let node = key.identity.as_str();
         log::warn!(component = node, node; "Could not provision {node}: {reason}");
+        let attempt =
+            self.setup.roster.registry().node(&key.identity).map_or(0, |known| known.attempts);
+        let attempt = attempt.saturating_add(1);
         // The finisher outlives us.
-        drop(self.setup.done.send(Done { key, report }));
+        drop(self.setup.done.send(Done { key, attempt, took: Duration::ZERO, report }));
     }
 
     fn measure(&self) {
@@ -362,9 +372,16 @@ mod tests {
             let (freed_tx, freed) = bounded(1);
             let (again, again_rx) = bounded(10);
             let (stop, stopped) = bounded(0);
-            let workers =
-                Workers::start(2, context, abort, done_tx.clone(), freed_tx, net.metrics.clone())
-                    .unwrap();
+            let workers = Workers::start(
+                2,
+                context,
+                abort,
+                done_tx.clone(),
+                freed_tx,
+                net.metrics.clone(),
+                Arc::default(),
+            )
+            .unwrap();
             let prober = Prober::new(Setup {
                 rpc: net.rpc.clone(),
                 roster: roster.clone(),
@@ -391,7 +408,7 @@ mod tests {
 
         #[track_caller]
         fn ended(&self) -> (String, Outcome) {
-            let Done { key, report } = self.done.recv_timeout(SOON).unwrap();
+            let Done { key, report, .. } = self.done.recv_timeout(SOON).unwrap();
             (key.identity.to_string(), report.outcome)
         }
 
@@ -475,7 +492,7 @@ mod tests {
     fn only_a_late_answer_of_the_node_itself_shows_that_it_is_alive() {
         let bench = Bench::new(Duration::from_millis(50), None);
         bench.sight("silent.example.net");
-        let Done { key, report } = bench.done.recv_timeout(SOON).unwrap();
+        let Done { key, report, .. } = bench.done.recv_timeout(SOON).unwrap();
         bench.roster.change(|registry, push| {
             registry.finish(&key, &report, Instant::now(), false, false, push)
         });

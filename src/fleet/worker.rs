@@ -7,6 +7,7 @@
 //! A permit belongs to a node, not to a thread: the prober takes it before it lets a node go, so no node in hand waits
 //! for one and no idle thread holds one back from a node that has answered.
 
+pub mod desks;
 pub mod permits;
 pub mod rate;
 
@@ -23,6 +24,7 @@ use crate::fleet::finisher::Done;
 use crate::fleet::registry::Key;
 use crate::fleet::roster::gauge;
 use crate::fleet::seldom::Seldom;
+use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::worker::permits::{Answered, Permits, Seat, Verdict};
 use crate::metrics::Metrics;
 use crate::node::{self, Outcome, Probed, Report};
@@ -59,7 +61,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the first thread. `freed` gets a message when a permit may be free.
+    /// Starts the first thread. `freed` gets a message when a permit may be free, `desks` shows who is at what.
     ///
     /// # Errors
     ///
@@ -71,13 +73,14 @@ impl Workers {
         done: Sender<Done>,
         freed: Sender<()>,
         metrics: Arc<Metrics>,
+        desks: Arc<Desks>,
     ) -> io::Result<Workers> {
         let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT);
         // As many as there can be seats, so handing out a node never waits.
         let (jobs, waiting) = bounded(seats_max);
         let seats = Arc::new(Seats::new(active_max, seats_max, freed, abort, metrics.clone()));
         let our_faults = Arc::new(OurFaults::new());
-        let worker = Worker { jobs: waiting, context, done, metrics, our_faults };
+        let worker = Worker { jobs: waiting, context, done, metrics, our_faults, desks };
         let start = Box::new(move |name| {
             let worker = worker.clone();
             let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
@@ -159,6 +162,7 @@ struct Worker {
     done: Sender<Done>,
     metrics: Arc<Metrics>,
     our_faults: Arc<OurFaults>,
+    desks: Arc<Desks>,
 }
 
 impl Worker {
@@ -167,14 +171,18 @@ impl Worker {
             let Job { key, attempt, probed, mut permit } = job;
             let node = key.identity.as_str();
             log::info!(component = node, node, attempt; "Provisioning {node}");
-            let started = Instant::now();
+            let since = Instant::now();
+            let identity = key.identity.clone();
+            let desk = Desk { identity, attempt, since, progress: probed.progress.clone() };
+            let shown = self.desks.show(&key, desk);
             let report = node::provision(&self.context, probed, &mut permit);
+            drop(shown);
             drop(permit);
-            let took = started.elapsed();
+            let took = since.elapsed();
             self.metrics.node_duration_seconds.observe(took.as_secs_f64());
             log_report(&key.identity, attempt, &report, took, &self.our_faults);
             // The finisher outlives all workers; without it nobody needs to know.
-            drop(self.done.send(Done { key, report }));
+            drop(self.done.send(Done { key, attempt, took, report }));
         }
     }
 }

@@ -81,11 +81,28 @@ pub struct Probed {
     pub deadline: Instant,
     /// The upgrade it was sent last, if any.
     pub upgrade: Option<upgrade::Tries>,
+    /// Told of each step.
+    pub progress: Arc<Progress>,
+}
+
+/// The step a node is at, for whoever asks what takes so long.
+#[derive(Debug, Default)]
+pub struct Progress(Mutex<Option<(&'static str, Instant)>>);
+
+impl Progress {
+    /// The step and since when; nothing before the first.
+    pub fn step(&self) -> Option<(&'static str, Instant)> {
+        *self.0.lock()
+    }
+
+    fn begins(&self, step: &'static str, now: Instant) {
+        *self.0.lock() = Some((step, now));
+    }
 }
 
 /// Makes one attempt to provision a node. Blocks until there is an outcome.
 pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -> Report {
-    let Probed { identity, term, registration, inventory, deadline, upgrade } = node;
+    let Probed { identity, term, registration, inventory, deadline, upgrade, progress } = node;
     let mut attempt = Attempt::new(
         &context.rpc,
         &identity,
@@ -100,8 +117,16 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
         attempt.adopt(registration, arrival);
     }
 
-    let mut node =
-        Node { context, identity: &identity, term, deadline, upgrade, attempt, steps: Vec::new() };
+    let mut node = Node {
+        context,
+        identity: &identity,
+        term,
+        deadline,
+        upgrade,
+        attempt,
+        steps: Vec::new(),
+        progress: &progress,
+    };
     let result = node.provision();
     let steps = node.steps;
     match result {
@@ -121,6 +146,7 @@ struct Node<'a> {
     upgrade: Option<upgrade::Tries>,
     attempt: Attempt<'a>,
     steps: Vec<(&'static str, Duration)>,
+    progress: &'a Progress,
 }
 
 impl Node<'_> {
@@ -429,6 +455,7 @@ impl Node<'_> {
     /// Takes one step and notes how long it took.
     fn step<T>(&mut self, name: &'static str, step: impl FnOnce(&mut Self) -> T) -> T {
         let started = Instant::now();
+        self.progress.begins(name, started);
         let result = step(self);
         let took = started.elapsed();
         let seconds = self.context.metrics.step_duration_seconds.with_label_values(&[name]);
@@ -1213,6 +1240,7 @@ mod tests {
                 inventory: None,
                 deadline: Instant::now() + LONG,
                 upgrade: None,
+                progress: Arc::default(),
             };
             let report = provision(&site.context, probed, &mut patience);
             assert_eq!(report.outcome, outcome, "{action}");
@@ -1830,6 +1858,7 @@ mod tests {
                 inventory: arrivals.try_recv().ok(),
                 deadline: Instant::now() + time,
                 upgrade: None,
+                progress: Arc::default(),
             }
         }
 

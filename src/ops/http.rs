@@ -1,10 +1,12 @@
-//! `/metrics`, `/livez` and `/readyz` on the monitor port, behind a front door with bounds.
+//! `/metrics`, `/livez`, `/readyz`, `/status.json` and the status page `/` on the monitor port, behind a front door with
+//! bounds.
 //!
 //! Anyone can reach this port, so nothing may depend on the good will of a client. One thread serves all connections
 //! without ever blocking on one: a complete head within five seconds and 8 KiB, GET and HEAD only, the
 //! answer taken within ten seconds, then the connection is closed. At most 32 are open. When they are, the
 //! next one takes the place of whoever has used a tenth of its time, since a request needs milliseconds; otherwise it is
-//! turned away and counted, and so is everybody when file descriptors run out.
+//! turned away and counted, and so is everybody when file descriptors run out. Answers that wait to be taken have a bound
+//! in bytes, too.
 //!
 //! `tiny_http` reads requests and writes responses here, over memory. Its own listener is not used: it has no bounds,
 //! and ends the process when file descriptors run out.
@@ -21,21 +23,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use serde::Serialize;
 use tiny_http::{HTTPVersion, Header, Method, Response, StatusCode};
 
 use crate::metrics::{self, Metrics};
-
-/// Whether we do our work, and all reasons if not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Readiness {
-    /// We may act, or stand by on purpose.
-    pub ready: bool,
-    /// What keeps us from acting, one line each; a reason may be given though we are ready.
-    pub reasons: Vec<String>,
-}
-
-/// Asked for every request to `/readyz`, on the thread that serves all of them: it must be quick and must not block.
-pub type ReadinessCheck = Arc<dyn Fn() -> Readiness + Send + Sync>;
+use crate::ops::page;
+use crate::ops::status::{Nodes, Readiness, Show, Status};
 
 /// The monitor port, bound and not served yet.
 #[derive(Debug)]
@@ -80,15 +73,15 @@ impl Monitor {
     /// # Errors
     ///
     /// Only if the thread can't be started.
-    pub fn serve(self, metrics: Arc<Metrics>, readiness: ReadinessCheck) -> io::Result<Running> {
-        self.serve_within(PATIENCE, metrics, readiness)
+    pub fn serve(self, metrics: Arc<Metrics>, shown: Arc<dyn Show>) -> io::Result<Running> {
+        self.serve_within(PATIENCE, metrics, shown)
     }
 
     fn serve_within(
         self,
         patience: Patience,
         metrics: Arc<Metrics>,
-        readiness: ReadinessCheck,
+        shown: Arc<dyn Show>,
     ) -> io::Result<Running> {
         let stop = self.stop.try_clone()?;
         let door = Door {
@@ -98,7 +91,7 @@ impl Monitor {
             closed_until: None,
             guests: Vec::new(),
             patience,
-            pages: Pages { metrics, readiness },
+            pages: Pages { metrics, shown },
         };
         let thread = thread::Builder::new()
             .name("monitor".to_owned())
@@ -189,11 +182,13 @@ impl Door {
             }
             let now = Instant::now();
             let mut place = 0;
+            let held: usize = self.guests.iter().map(Guest::held).sum();
+            let mut room = ANSWERS_BYTES_MAX.saturating_sub(held);
             self.guests.retain_mut(|guest| {
                 let is_woken = woken.guests.get(place).copied().unwrap_or(false);
                 place += 1;
                 if is_woken {
-                    guest.step(now, self.patience, &self.pages);
+                    guest.step(now, self.patience, &self.pages, &mut room);
                 }
                 guest.is_within_time(now, &self.pages)
             });
@@ -337,13 +332,31 @@ impl Guest {
         }
     }
 
-    /// Does what the socket allows without blocking.
-    fn step(&mut self, now: Instant, patience: Patience, pages: &Pages) {
+    /// Bytes of its answer.
+    fn held(&self) -> usize {
+        match &self.state {
+            State::Writing { answer, .. } => answer.len(),
+            State::Reading(_) | State::Leaving { .. } | State::Gone => 0,
+        }
+    }
+
+    /// Does what the socket allows without blocking. All answers that wait have `room` for more bytes.
+    fn step(&mut self, now: Instant, patience: Patience, pages: &Pages, room: &mut usize) {
         if let State::Reading(head) = &mut self.state {
             match read_head(&mut self.stream, head) {
                 Progress::Blocked => {}
                 Progress::Lost => self.state = State::Gone,
-                Progress::Done(request) => self.answer(pages.answer(&request), now, patience),
+                Progress::Done(request) => {
+                    let mut answer = pages.answer(&request);
+                    match room.checked_sub(answer.len()) {
+                        Some(left) => *room = left,
+                        None => {
+                            pages.refuse(Refusal::Memory);
+                            answer = Refusal::Memory.response(request.method == Method::Head);
+                        }
+                    }
+                    self.answer(answer, now, patience);
+                }
                 Progress::Refused(refusal, head_only) => {
                     pages.refuse(refusal);
                     self.answer(refusal.response(head_only), now, patience);
@@ -492,6 +505,8 @@ fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
 struct Request {
     method: Method,
     path: String,
+    /// What stands behind the question mark.
+    query: String,
 }
 
 impl Request {
@@ -515,8 +530,8 @@ impl Request {
             Ok(method @ (Method::Get | Method::Head)) => method,
             _ => return Err(Refusal::Method),
         };
-        let path = target.split('?').next().unwrap_or_default().to_owned();
-        Ok(Request { method, path })
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        Ok(Request { method, path: path.to_owned(), query: query.to_owned() })
     }
 }
 
@@ -530,6 +545,7 @@ enum Refusal {
     Malformed,
     Method,
     Unread,
+    Memory,
 }
 
 impl Refusal {
@@ -543,6 +559,7 @@ impl Refusal {
             Refusal::Malformed => "malformed",
             Refusal::Method => "method",
             Refusal::Unread => "unread",
+            Refusal::Memory => "memory",
         }
     }
 
@@ -554,33 +571,51 @@ impl Refusal {
             Refusal::Head => (431, "request head too large\n"),
             Refusal::Malformed => (400, "bad request\n"),
             Refusal::Method => (405, "method not allowed\n"),
+            Refusal::Memory => (503, "too many answers wait to be read\n"),
         };
-        response(status, PLAIN, text, head_only)
+        response(status, PLAIN, &[], text, head_only)
     }
 }
 
 /// What is served.
 struct Pages {
     metrics: Arc<Metrics>,
-    readiness: ReadinessCheck,
+    shown: Arc<dyn Show>,
 }
 
 impl Pages {
     fn answer(&self, request: &Request) -> Vec<u8> {
         let head_only = request.method == Method::Head;
         match request.path.as_str() {
-            "/metrics" => response(200, metrics::CONTENT_TYPE, &self.metrics.render(), head_only),
-            "/livez" => response(200, PLAIN, "alive\n", head_only),
+            "/metrics" => {
+                response(200, metrics::CONTENT_TYPE, &[], &self.metrics.render(), head_only)
+            }
+            "/livez" => response(200, PLAIN, &[], "alive\n", head_only),
+            "/" => {
+                let query = page::query(&request.query);
+                let nodes = self.shown.nodes(&page::shown(&query));
+                let page = page::render(&self.shown.status(), &nodes, &query);
+                let headers =
+                    [("Content-Security-Policy", page::policy()), FRESH, AS_TYPED, SILENT];
+                response(200, "text/html; charset=utf-8", &headers, &page, head_only)
+            }
+            "/status.json" => {
+                let nodes = self.shown.nodes(&page::query(&request.query));
+                let document = Document { status: self.shown.status(), nodes };
+                let mut text = serde_json::to_string(&document).unwrap_or_default();
+                text.push('\n');
+                response(200, "application/json", &[FRESH, AS_TYPED], &text, head_only)
+            }
             "/readyz" => {
-                let Readiness { ready, reasons } = (self.readiness)();
+                let Readiness { ready, reasons } = self.shown.readiness();
                 let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
                 for reason in reasons {
                     text.push_str(&reason);
                     text.push('\n');
                 }
-                response(if ready { 200 } else { 503 }, PLAIN, &text, head_only)
+                response(if ready { 200 } else { 503 }, PLAIN, &[], &text, head_only)
             }
-            _ => response(404, PLAIN, "404 page not found\n", head_only),
+            _ => response(404, PLAIN, &[], "404 page not found\n", head_only),
         }
     }
 
@@ -589,12 +624,27 @@ impl Pages {
     }
 }
 
+/// What `/status.json` holds.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    status: Status,
+    nodes: Nodes,
+}
+
 /// A whole response, after which the connection is closed.
-fn response(status: u16, content_type: &str, body: &str, head_only: bool) -> Vec<u8> {
+fn response(
+    status: u16,
+    content_type: &str,
+    more: &[(&str, &str)],
+    body: &str,
+    head_only: bool,
+) -> Vec<u8> {
     let headers =
         [("Content-Type", content_type), ("Server", "choria-provisioner"), ("Allow", "GET, HEAD")];
     let headers = headers
         .into_iter()
+        .chain(more.iter().copied())
         .filter(|&(name, _)| name != "Allow" || status == 405)
         .filter_map(|(name, value)| Header::from_bytes(name, value).ok())
         .collect();
@@ -616,11 +666,19 @@ fn response(status: u16, content_type: &str, body: &str, head_only: bool) -> Vec
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
+/// Headers of what is true for a moment, is what it says it is, and tells others nothing of its address.
+const FRESH: (&str, &str) = ("Cache-Control", "no-store");
+const AS_TYPED: (&str, &str) = ("X-Content-Type-Options", "nosniff");
+const SILENT: (&str, &str) = ("Referrer-Policy", "no-referrer");
+
 /// Connections open at a time: Prometheus, its understudy, probes, and a few people with curl.
 const CONNECTIONS_MAX: usize = 32;
 
 /// The share of its time, one part in so many, after which a connection yields its place when all are taken.
 const CROWDED_SHARE: u32 = 10;
+
+/// Bytes of all answers that wait to be taken. One with 10,000 nodes has four million.
+const ANSWERS_BYTES_MAX: usize = 64 << 20;
 
 /// Connections accepted before the others get their turn.
 const ACCEPTS_MAX: usize = 64;
@@ -659,10 +717,13 @@ const STACK: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::ops::status::{self, Query, Sort, Which};
 
     #[test]
-    fn answers_get_and_head_on_three_paths() {
+    fn answers_get_and_head_on_its_paths() {
         let site = Site::start();
         let metrics = site.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert_eq!(metrics.status, "HTTP/1.1 200 OK");
@@ -681,9 +742,15 @@ mod tests {
         site.answers("GET /livez HTTP/1.0\n\n", 200, Some("alive\n"));
         site.answers("HEAD /livez HTTP/1.1\r\n\r\n", 200, Some(""));
         site.answers("HEAD /metrics HTTP/1.1\r\n\r\n", 200, Some(""));
-        for path in
-            ["/", "/metrics/", "/metricsx", "/METRICS", "//metrics", "/%6detrics", "/../metrics"]
-        {
+        for path in [
+            "/index.html",
+            "/metrics/",
+            "/metricsx",
+            "/METRICS",
+            "//metrics",
+            "/%6detrics",
+            "/../metrics",
+        ] {
             let request = format!("GET {path} HTTP/1.1\r\n\r\n");
             site.answers(&request, 404, Some("404 page not found\n"));
         }
@@ -708,6 +775,59 @@ mod tests {
         site.set(false, &["not connected to a broker", "paused by an operator"]);
         let reasons = "not ready\nnot connected to a broker\npaused by an operator\n";
         site.answers("GET /readyz HTTP/1.1\r\n\r\n", 503, Some(reasons));
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+    }
+
+    #[test]
+    fn the_page_is_html_under_a_policy_and_asks_for_stuck_nodes() {
+        let site = Site::start();
+        site.fake.names.lock().push("<script>alert(1)</script>".into());
+        let page = site.ask("GET / HTTP/1.1\r\n\r\n");
+        assert_eq!(page.status, "HTTP/1.1 200 OK");
+        assert_eq!(page.header("Content-Type"), Some("text/html; charset=utf-8"));
+        assert_eq!(page.header("Cache-Control"), Some("no-store"));
+        let policy = page.header("Content-Security-Policy").unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; ") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        assert!(page.body.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
+        assert!(!page.body.contains("<script>alert"));
+        let asked = || site.fake.asked.lock().clone().unwrap();
+        let (state, sort) = (Some(Which::Stuck), Sort::Failures);
+        let stuck = Query { state, sort, limit: Some(50), ..Query::default() };
+        assert_eq!(asked(), stuck);
+        site.answers("GET /?state=all&name=a%26b&sort=seen&limit=7 HTTP/1.1\r\n\r\n", 200, None);
+        let name = "a&b".to_owned();
+        assert_eq!(asked(), Query { state: None, name, sort: Sort::Seen, limit: Some(7) });
+        site.answers("GET /?state=x&sort=%ff&limit=-1&&=&q HTTP/1.1\r\n\r\n", 200, None);
+        assert_eq!(asked(), stuck, "what makes no sense is left out");
+        site.answers("HEAD / HTTP/1.1\r\n\r\n", 200, Some(""));
+    }
+
+    #[test]
+    fn the_status_is_there_for_scripts() {
+        let site = Site::start();
+        site.fake.names.lock().push("n1.example.net".into());
+        let answer = site.ask("GET /status.json HTTP/1.1\r\n\r\n");
+        assert_eq!(answer.header("Content-Type"), Some("application/json"));
+        let status: Status = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(status, status::testing::status());
+        let document: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(document["nodes"]["nodes"][0]["node"], "n1.example.net");
+    }
+
+    #[test]
+    fn answers_that_nobody_takes_have_a_bound_in_bytes() {
+        let site = Site::start();
+        site.set(true, &[&"x".repeat(ANSWERS_BYTES_MAX - (1 << 20))]);
+        let mut idle = site.connect();
+        idle.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
+        // Wait for the first bytes: the answer has begun.
+        assert_eq!(idle.peek(&mut [0]).unwrap(), 1);
+        let refused = site.ask("GET /readyz HTTP/1.1\r\n\r\n");
+        assert_eq!(refused.status, "HTTP/1.1 503 Service Unavailable");
+        assert_eq!(site.refused(), "memory=1");
         site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
     }
 
@@ -925,8 +1045,7 @@ mod tests {
     fn all_addresses_means_those_of_ipv4_too() {
         let monitor = Monitor::bind(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 0).unwrap();
         let port = monitor.address().port();
-        let ready = Arc::new(|| Readiness { ready: true, reasons: Vec::new() });
-        let running = monitor.serve(Metrics::new(""), ready).unwrap();
+        let running = monitor.serve(Metrics::new(""), Arc::new(Fake::new())).unwrap();
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
         assert_eq!(Answer::read(&mut stream).body, "alive\n");
@@ -936,8 +1055,43 @@ mod tests {
     /// A monitor port with its metrics and a readiness that tests set.
     struct Site {
         metrics: Arc<Metrics>,
-        readiness: Arc<parking_lot::Mutex<Readiness>>,
+        fake: Arc<Fake>,
         running: Running,
+    }
+
+    /// A daemon that does what tests say.
+    struct Fake {
+        readiness: Mutex<Readiness>,
+        names: Mutex<Vec<String>>,
+        asked: Mutex<Option<Query>>,
+    }
+
+    impl Fake {
+        fn new() -> Fake {
+            let readiness = Readiness { ready: true, reasons: Vec::new() };
+            Fake {
+                readiness: Mutex::new(readiness),
+                names: Mutex::default(),
+                asked: Mutex::default(),
+            }
+        }
+    }
+
+    impl Show for Fake {
+        fn readiness(&self) -> Readiness {
+            self.readiness.lock().clone()
+        }
+
+        fn status(&self) -> Status {
+            status::testing::status()
+        }
+
+        fn nodes(&self, query: &Query) -> Nodes {
+            *self.asked.lock() = Some(query.clone());
+            let nodes: Vec<_> =
+                self.names.lock().iter().map(|name| status::testing::stuck(name, name)).collect();
+            Nodes { matching: nodes.len(), nodes }
+        }
     }
 
     impl Site {
@@ -947,18 +1101,16 @@ mod tests {
 
         fn within(patience: Patience) -> Site {
             let metrics = Metrics::new("lon");
-            let readiness = Readiness { ready: true, reasons: Vec::new() };
-            let readiness = Arc::new(parking_lot::Mutex::new(readiness));
+            let fake = Arc::new(Fake::new());
             let monitor = Monitor::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
-            let check = Arc::clone(&readiness);
-            let check = Arc::new(move || check.lock().clone());
-            let running = monitor.serve_within(patience, Arc::clone(&metrics), check).unwrap();
-            Site { metrics, readiness, running }
+            let running =
+                monitor.serve_within(patience, Arc::clone(&metrics), fake.clone()).unwrap();
+            Site { metrics, fake, running }
         }
 
         fn set(&self, ready: bool, reasons: &[&str]) {
             let reasons = reasons.iter().map(|&reason| reason.to_owned()).collect();
-            *self.readiness.lock() = Readiness { ready, reasons };
+            *self.fake.readiness.lock() = Readiness { ready, reasons };
         }
 
         fn connect(&self) -> TcpStream {
