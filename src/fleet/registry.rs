@@ -59,6 +59,9 @@ const KNOWN_MAX: usize = 100_000;
 /// Nodes an operator may deny at a time: what a person types or a script of theirs lists.
 pub const DENIED_MAX: usize = 10_000;
 
+/// Stands for what is not kept of a reason.
+const CUT: &str = " … ";
+
 /// Bytes kept of a node's last error; the log has all of it.
 const ERROR_BYTES_MAX: usize = 88;
 
@@ -1024,11 +1027,23 @@ fn error_text(report: &Report) -> Option<Box<str>> {
     if report.reason.is_empty() {
         return outcome.map(Into::into);
     }
-    let mut end = report.reason.len().min(ERROR_BYTES_MAX);
-    while !report.reason.is_char_boundary(end) {
-        end -= 1;
+    Some(without_middle(&report.reason).into())
+}
+
+/// A reason begins with what was tried and ends with the cause: what is between can best be missed.
+fn without_middle(reason: &str) -> String {
+    if reason.len() <= ERROR_BYTES_MAX {
+        return reason.to_owned();
     }
-    Some(report.reason[..end].into())
+    let half = (ERROR_BYTES_MAX - CUT.len()) / 2;
+    let (mut head, mut tail) = (half, reason.len() - half);
+    while !reason.is_char_boundary(head) {
+        head -= 1;
+    }
+    while !reason.is_char_boundary(tail) {
+        tail += 1;
+    }
+    [&reason[..head], CUT, &reason[tail..]].concat()
 }
 
 /// The first of an index, if its time passes `test`.
@@ -1672,16 +1687,23 @@ mod tests {
     }
 
     #[test]
-    fn a_long_error_is_cut_between_characters() {
+    fn a_long_error_keeps_its_beginning_and_its_end_and_is_cut_between_characters() {
         for lead in 0..4 {
             let mut world = World::new();
             working(&mut world);
-            let reason = format!("{}{}", "x".repeat(lead), "\u{1f980}".repeat(1000));
+            let end = "x".repeat(lead);
+            let reason = format!("{end}{}{end}", "\u{1f980}".repeat(1000));
             let report = Report { outcome: Outcome::Failed, reason, steps: Vec::new() };
             world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
             let kept = world.node().last_error.len();
-            assert!((ERROR_BYTES_MAX - 3..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
+            assert!((ERROR_BYTES_MAX - 7..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
         }
+        let reason = format!("could not fetch CSR: {}: timed out", "because ".repeat(50));
+        let kept = without_middle(&reason);
+        assert!(
+            kept.starts_with("could not fetch CSR: because")
+                && kept.ends_with("because : timed out")
+        );
     }
 
     #[test]
