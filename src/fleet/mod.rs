@@ -233,7 +233,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         workers,
         rate: RateLimit::new(config.rate_limit),
         limits: prober::core::Limits {
-            quick_max: config.workers.saturating_mul(prober::QUICK_PER_WORKER),
+            quick_max: (config.workers * prober::QUICK_PER_WORKER).max(prober::QUICK_MIN),
             silent_max: config.probe_window,
             timeout: config.probe_timeout,
             held_bytes_max: prober::HELD_BYTES_MAX,

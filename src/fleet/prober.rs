@@ -37,6 +37,8 @@ pub const AGAIN_MAX: usize = 1024;
 pub const HELD_BYTES_MAX: usize = 64 << 20;
 /// Quick and answered nodes for each worker: enough to have the next one ready, few enough to be fresh.
 pub const QUICK_PER_WORKER: usize = 4;
+/// Quick and answered nodes at least, so that a few silent ones leave room for others when there are few workers.
+pub const QUICK_MIN: usize = 32;
 
 /// How often a failure to send is logged; the connection says why.
 const CANNOT_ASK_LOG: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! Takes a node off the prober's hands and provisions it; permits, seats and their threads.
 //!
 //! `workers` is the number of nodes worked on at once, as permits. A node that takes its time gives its permit back until it
-//! answers, so there may be [`SEATS_PER_PERMIT`] times as many nodes in hand, each on a thread of its own; threads are
+//! answers, so there may be many more nodes in hand ([`SEATS_PER_PERMIT`], [`SEATS_MIN`]), each on a thread of its own; threads are
 //! started as they are needed and then kept. The decisions are in [`permits`], this file waits and wakes.
 //!
 //! A permit belongs to a node, not to a thread: the prober takes it before it lets a node go, so no node in hand waits
@@ -34,6 +34,9 @@ use crate::shutdown::Never;
 
 /// Nodes in hand for each permit: with all but one of them silent, the fleet still goes on at full speed.
 pub const SEATS_PER_PERMIT: usize = 8;
+/// Nodes in hand at least: of a thousand good nodes a second five in a hundred may fall silent, and none is given up before
+/// it has been silent for three seconds.
+pub const SEATS_MIN: usize = 256;
 /// JSON nested as deep as the parser allows must fit, also without optimisation; untouched pages cost nothing.
 const STACK_BYTES: usize = 1 << 20;
 /// How long the system is not asked for another thread after it had none.
@@ -75,7 +78,7 @@ impl Workers {
         metrics: Arc<Metrics>,
         desks: Arc<Desks>,
     ) -> io::Result<Workers> {
-        let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT);
+        let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT).max(SEATS_MIN);
         // As many as there can be seats, so handing out a node never waits.
         let (jobs, waiting) = bounded(seats_max);
         let seats = Arc::new(Seats::new(active_max, seats_max, freed, abort, metrics.clone()));

@@ -53,7 +53,7 @@ const WITHOUT_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A node that takes longer than this to answer leaves its permit to others meanwhile: a few slow ones must not hold all
 /// permits. Most answers take a few milliseconds.
-const REST_AFTER: Duration = Duration::from_millis(50);
+const REST_AFTER: Duration = Duration::from_millis(10);
 
 /// Characters kept of what a node says about a refusal.
 const REFUSAL_CHARS_MAX: usize = 500;

@@ -12,7 +12,7 @@ use crate::fleet::registry::Key;
 use crate::protocol::Identity;
 
 /// A node asked longer ago than this is silent and counts against `silent_max`, not against `quick_max`.
-pub const QUICK: Duration = Duration::from_millis(200);
+pub const QUICK: Duration = Duration::from_millis(50);
 /// How often a silent node is asked before it is unreachable.
 pub const ASKS_MAX: u8 = 2;
 /// An answer that comes later than this after its request is nobody's: no node works on a request for longer.
