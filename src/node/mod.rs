@@ -303,6 +303,11 @@ impl Node<'_> {
                 log::warn!(component = node, node; "{node} did not shut down: {source}");
                 Ok(())
             }
+            // It waits up to 9 s, and one that waits for none is gone before its answer gets out.
+            Err(Error::Rpc { source: source @ rpc::Error::Unreachable { .. }, .. }) => {
+                log::info!(component = node, node; "{node} did not answer shutdown and is gone: {source}");
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }
@@ -1305,6 +1310,16 @@ mod tests {
             assert_eq!(site.actions(), ["inventory", "shutdown"]);
             assert_eq!(site.context.metrics.helper_shutdown_requests.get(), positive);
         }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_before_it_answers_shutdown_has_shut_down() {
+        let site = Site::new("", r#"echo '{"shutdown":true,"msg":"old"}'"#);
+        let probed = site.probed(LONG);
+        site.memory.no_responders_for(SUBJECT);
+        let report = provision(&site.context, probed, &mut Calm::new());
+        assert_eq!((report.outcome, report.reason.as_str()), (Outcome::ShutDown, ""));
+        assert_eq!(site.actions(), ["inventory", "shutdown", "shutdown"]);
     }
 
     #[test]
