@@ -255,7 +255,7 @@ impl Keeper {
                 answer.extend_from_slice(wire::PONG);
                 Ok(false)
             }
-            Op::Err(text) => Err(explained(Ending::complaint(text), credentials)),
+            Op::Err(text) => Err(explained(Ending::complaint(text), credentials, &info)),
             Op::Msg(_) | Op::Skipped { .. } => {
                 Err(Ending::new(ErrorKind::Protocol, "it sent a message before anybody asked"))
             }
@@ -491,10 +491,10 @@ fn read(mut socket: &TcpStream, piece: &mut [u8], deadline: Instant) -> Result<u
 }
 
 /// A refusal says more when it says what was refused.
-fn explained(ending: Ending, credentials: &Credentials) -> Ending {
+fn explained(ending: Ending, credentials: &Credentials, info: &Info) -> Ending {
     // A time-out or an account that has expired is no refusal of what was shown.
     if ending.reason.eq_ignore_ascii_case("authorization violation") {
-        return Ending { reason: credentials.refusal(&ending.reason), ..ending };
+        return Ending { reason: credentials.refusal(&ending.reason, info), ..ending };
     }
     ending
 }
