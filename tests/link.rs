@@ -1,4 +1,4 @@
-//! The connection to the broker ends under requests that are on their way.
+//! The connection to the broker ends under requests that are on their way, or grants less than we need.
 
 mod common;
 mod fleet;
@@ -6,7 +6,7 @@ mod fleet;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use common::{Daemon, NatsServer, SOON, wait_until, within};
+use common::{Daemon, NatsServer, SOON, TempDir, wait_until, within};
 use fleet::{Action, Fleet};
 
 /// The nodes take their time, so that most of those in hand wait for an answer when the broker dies.
@@ -54,4 +54,23 @@ fn nobody_waits_for_an_answer_that_went_with_the_broker() {
     }
     assert_eq!(fleet.violations(), [""; 0]);
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn what_we_may_not_do_is_seen_in_readiness() {
+    let dir = TempDir::new("link");
+    let config = dir.write(
+        "broker.conf",
+        r#"authorization: { users: [ {
+            user: provisioner, password: s3cret, permissions: { subscribe: { deny: ["choria.lifecycle.>"] } }
+        } ] }"#,
+    );
+    let broker = NatsServer::configured(&config);
+    let daemon = Daemon::builder(&broker.address()).set("broker_provisioning_password", "s3cret");
+    let daemon = daemon.start();
+    let complaint = "Permissions Violation for Subscription to \"choria.lifecycle.";
+    wait_until(SOON, "it says so while it is connected", || {
+        let (_, body) = daemon.get("/readyz").unwrap();
+        daemon.metric("broker_connected") == 1.0 && body.contains(complaint)
+    });
 }

@@ -21,7 +21,7 @@ use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::ops::history::{Ended, History};
 use crate::transport::Link;
-use crate::transport::errors::BrokerError;
+use crate::transport::errors::{BrokerError, ErrorKind};
 
 /// A discovery may be this late, on top of one that was missed, before we are not ready.
 const DISCOVERY_SLACK: Duration = Duration::from_secs(30);
@@ -716,8 +716,9 @@ impl Show for Observer {
         let closed = gate.reasons();
         let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
         let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
-        if closed.contains(&Reason::Disconnected)
-            && let Some(error) = (self.sources.broker_error)()
+        // Of what is over with the connection only this: what we may not do, we will not do later either.
+        if let Some(error) = (self.sources.broker_error)()
+            && (closed.contains(&Reason::Disconnected) || error.kind == ErrorKind::Permissions)
         {
             reasons.push(format!("broker: {}", error.text));
         }
@@ -910,7 +911,7 @@ mod tests {
         let bench = Bench::new();
         let Sources { metrics, history, .. } = &bench.observer.sources;
         let text = "nats://broker: refused".to_owned();
-        let kind = crate::transport::errors::ErrorKind::Connect;
+        let kind = ErrorKind::Connect;
         *bench.error.lock() = Some(BrokerError { kind, text, at: Instant::now() });
         let ready = || {
             let Readiness { ready, reasons } = bench.observer.readiness();
@@ -920,6 +921,10 @@ mod tests {
         assert_eq!(ready(), (false, disconnected.into()));
         bench.connect();
         assert_eq!(ready(), (true, String::new()), "the error is of the past");
+        let (kind, text) = (ErrorKind::Permissions, "not there".to_owned());
+        *bench.error.lock() = Some(BrokerError { kind, text, at: Instant::now() });
+        assert_eq!(ready(), (true, "broker: not there".into()), "this one is not");
+        *bench.error.lock() = None;
         bench.observer.sources.gate.end_term();
         assert_eq!(ready(), (true, Reason::Standby.to_string()));
         bench.observer.sources.gate.open(Reason::Standby);

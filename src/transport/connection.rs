@@ -41,6 +41,10 @@ use crate::transport::{Handler, Link, Publish, PublishError, Subscription, Trans
 
 /// `max_payload` of a broker that doesn't say, and before the first connection.
 const MAX_PAYLOAD_DEFAULT: usize = 1024 * 1024;
+/// The account of a Choria Broker that is for provisioned nodes and their users.
+///
+/// Source: `setupAccounts` in go-choria's `broker/network/network_accounts.go`.
+const FLEET_ACCOUNT: &str = "choria";
 /// `component` of our log messages.
 const COMPONENT: &str = "broker";
 
@@ -323,6 +327,12 @@ impl Shared {
         self.pool.lock().learn(info.connect_urls.as_deref().unwrap_or_default(), server);
         if info.lame_duck {
             log::info!(component = COMPONENT; "{server} is about to shut down");
+        }
+        if info.remote_account.as_deref() == Some(FLEET_ACCOUNT) {
+            let text = format!(
+                "{server} let us into its account {FLEET_ACCOUNT}, and nodes to be provisioned are in another: is broker_provisioning_password set?"
+            );
+            self.error(ErrorKind::Permissions, text);
         }
     }
 

@@ -435,6 +435,8 @@ pub struct Info {
     /// Whether it is about to go away and wants its clients to.
     #[serde(rename = "ldm")]
     pub lame_duck: bool,
+    /// The account we are in. Newer brokers say so, in an INFO after our CONNECT.
+    pub remote_account: Option<String>,
 }
 
 impl Info {
@@ -834,6 +836,9 @@ mod tests {
         assert_eq!(info.max_payload, 1_048_576);
         assert_eq!(info.connect_urls.unwrap().len(), 2);
         assert!(info.headers && info.tls_required && info.lame_duck);
+        assert_eq!(info.remote_account, None);
+        let second = br#"{"connect_info":true,"remote_account":"provisioning"}"#;
+        assert_eq!(Info::parse(second).unwrap().remote_account.as_deref(), Some("provisioning"));
         assert_eq!(Info::parse(br#"{"connect_urls":null}"#), Ok(Info::default()));
         assert!(Info::parse(b"").is_err());
         assert!(Info::parse(br#"{"max_payload":"much"}"#).is_err());

@@ -585,6 +585,23 @@ fn a_broker_that_demands_tls_is_told_nothing() {
 }
 
 #[test]
+fn an_account_where_no_node_waits_is_a_complaint() {
+    let listener = Listener::start();
+    for (account, errors) in [("provisioning", 0), ("choria", 1)] {
+        let client = Client::start(&listener.url());
+        let mut peer = listener.accept();
+        peer.say(INFO);
+        peer.say(&format!("INFO {{\"connect_info\":true,\"remote_account\":\"{account}\"}}\r\n"));
+        peer.greet_after_info();
+        client.up();
+        assert_eq!(client.errors(ErrorKind::Permissions), errors, "{account}");
+        let error = client.connection.last_error();
+        let is_said = error.is_some_and(|error| error.text.contains("let us into its account"));
+        assert_eq!(is_said, errors > 0, "{account}");
+    }
+}
+
+#[test]
 fn all_brokers_of_the_list_and_those_it_hears_of_are_tried() {
     let (left, right, heard) = (Listener::start(), Listener::start(), Listener::start());
     let client = Client::start(&format!("{},{}", left.url(), right.url()));
