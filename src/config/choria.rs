@@ -353,7 +353,11 @@ impl Draft {
         let caller = caller.or_else(|| {
             // The original takes the caller from a token without using it for anything else, too.
             let (line, path) = self.token.or(self.signer_token)?;
-            caller_of_token(line, &path, report)
+            match security {
+                // What is wrong with the one we log in with has been said.
+                Security::Issuer(_) => None,
+                Security::Off | Security::X509(_) => caller_of_token(line, &path, report),
+            }
         });
         Some(ChoriaConfig {
             caller: caller.unwrap_or_else(|| format!("choria={certname}")),
@@ -588,6 +592,7 @@ mod tests {
 
     use super::*;
     use crate::config::choria::keys::KEYS;
+    use crate::config::report::Finding;
 
     const INSECURE: Network = Network { is_insecure: true, password: None };
 
@@ -896,6 +901,17 @@ mod tests {
             assert_eq!(caller, format!("choria={mine}"), "{name}");
             assert!(warnings.starts_with("c.cfg:2: ") && warnings.contains(why), "{warnings}");
         }
+        // Where it is what we log in with it is an error, which is enough.
+        std::fs::write(dir.join("seed"), crate::jwt::testing::SIGNER_SEED).unwrap();
+        let (mut draft, mut report) = (Draft::default(), Report::new("c.cfg"));
+        let text = format!("{HOSTS}plugin.security.provider = choria\n{key} = ~/old\n");
+        draft.take(text.as_bytes(), "", &around, &mut report);
+        draft.take(b"plugin.security.choria.seed_file = ~/seed\n", "", &around, &mut report);
+        draft.check(Network { is_insecure: false, password: None }, &around, &mut report);
+        let expired = |found: &[Finding]| {
+            found.iter().filter(|finding| finding.text.contains("expired on 1970-01-01")).count()
+        };
+        assert_eq!((expired(&report.errors), expired(&report.warnings)), (1, 0), "{report:?}");
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(path("~x/y", &surroundings()), Path::new("~x/y"));
     }
