@@ -7,6 +7,8 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+pub mod choria_broker;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt::{self, Write as _};

@@ -12,7 +12,7 @@ use openssl::error::ErrorStack;
 use openssl::ssl::{
     self, ErrorCode, Ssl, SslConnector, SslContext, SslMethod, SslStream, SslVerifyMode,
 };
-use openssl::x509::X509VerifyResult;
+use openssl::x509::{X509, X509VerifyResult};
 use parking_lot::Mutex;
 
 /// One end of a connection; clones share it.
@@ -50,6 +50,14 @@ impl Socket {
         match self {
             Socket::Plain(_) => false,
             Socket::Tls(session) => session.is_verified(),
+        }
+    }
+
+    /// The certificate that the other side showed.
+    pub fn certificate(&self) -> Option<X509> {
+        match self {
+            Socket::Plain(_) => None,
+            Socket::Tls(session) => session.ssl.lock().ssl().peer_certificate(),
         }
     }
 
