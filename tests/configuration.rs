@@ -102,6 +102,26 @@ fn errors_of_both_files_are_listed_together() {
     let report = config::load(&dir.join("no"), &dir, &Surroundings::of_process()).unwrap_err();
     assert_eq!(report.errors.len(), 2, "{:?}", report.errors);
     assert!(!report.denied);
+
+    // An error elsewhere does not make a network insecure.
+    fs::write(&yaml, "workers: many\nhelper: /bin/true\n").unwrap();
+    fs::write(&client, "plugin.choria.middleware_hosts = a:1\nplugin.security.provider = x\n")
+        .unwrap();
+    let check = |expected: [&str; 2]| {
+        let report = config::load(&yaml, &client, &Surroundings::of_process()).unwrap_err();
+        let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 2, "{errors:#?}");
+        for (error, part) in errors.iter().zip(expected) {
+            assert!(error.contains(part), "{error}");
+        }
+        let warnings = format!("{:?}", report.warnings);
+        assert!(!warnings.contains("choria_insecure"), "{warnings}");
+    };
+    check(["p.yaml:1: workers", "c.cfg:2: plugin.security.provider: unknown"]);
+    fs::write(&client, "ttl = 5\nplugin.security.provider = file\n").unwrap();
+    // Nobody knows what it says of security.
+    fs::write(&yaml, "- \n").unwrap();
+    check(["p.yaml:1: ", "c.cfg:1: ttl"]);
     fs::remove_dir_all(dir).unwrap();
 }
 

@@ -191,23 +191,31 @@ pub struct Settings {
 /// [`Report`] with all errors of both, not the first only.
 pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<Settings, Report> {
     let mut report = Report::new(yaml.display().to_string());
-    let config = match read_file(yaml) {
-        Ok(bytes) => Config::parse(&bytes, &mut report),
+    let file = match read_file(yaml) {
+        Ok(bytes) => File::parse(&bytes, &mut report),
         Err(error) => {
             report.unreadable(&error);
             None
         }
     };
-    let network = match &config {
-        Some(config) => Network {
-            is_insecure: config.choria_insecure,
-            password: config.broker_provisioning_password.as_ref(),
-        },
+    // Whatever else is wrong with it, it says what kind of network it is for.
+    let kind = file.as_ref().map(|file| (file.is_insecure(), file.password()));
+    let config = file.and_then(|file| Config::check(file, &mut report));
+    let config = config.filter(|_| report.errors.is_empty());
+
+    let mut client_report = Report::new(client.display().to_string());
+    let network = match &kind {
+        Some((is_insecure, password)) => {
+            Network { is_insecure: *is_insecure, password: password.as_ref() }
+        }
         // What a secure network lacks would be news of a mistake that may not have been made.
         None => Network { is_insecure: true, password: None },
     };
-    let mut client_report = Report::new(client.display().to_string());
     let choria = ChoriaConfig::load(client, network, surroundings, &mut client_report);
+    if kind.is_none() {
+        // Nor is what has no effect in an insecure one.
+        client_report.warnings.clear();
+    }
     report.append(client_report);
     match (config, choria) {
         (Some(config), Some(choria)) => Ok(Settings { config, choria, warnings: report.warnings }),
@@ -229,6 +237,8 @@ impl Config {
 
     fn check(file: File, report: &mut Report) -> Option<Config> {
         refuse_what_is_not_there_yet(&file, report);
+        let choria_insecure = file.is_insecure();
+        let broker_provisioning_password = file.password();
         let features = features(file.features.as_ref(), report);
         check_unused(&file, features, report);
         let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
@@ -250,14 +260,11 @@ impl Config {
             log_format: log_format(file.log_format, report),
             token: file.token.map_or_else(|| Secret::new(""), |token| token.value),
             lifecycle_component: lifecycle_component(file.lifecycle_component, report),
-            choria_insecure: file.choria_insecure.is_some_and(|at| at.value),
+            choria_insecure,
             site: file.site.map_or_else(String::new, |at| at.value),
             monitor_port: bounded("monitor_port", file.monitor_port, 0, 0..=65_535, report) as u16,
             monitor_address: monitor_address(file.monitor_address, report),
-            broker_provisioning_password: file
-                .broker_provisioning_password
-                .map(|at| at.value)
-                .filter(|password| !password.expose().is_empty()),
+            broker_provisioning_password,
             cert_deny_list: cert_deny_list(file.cert_deny_list, report),
             server_jwt_validity: signing::validity(&signing, is_issuer, report),
             signing: if is_issuer {
@@ -317,6 +324,18 @@ impl Config {
             // Last, since only this one has no default: everything above has been checked by now.
             helper: helper(file.helper, report)?,
         })
+    }
+}
+
+impl File {
+    fn is_insecure(&self) -> bool {
+        self.choria_insecure.as_ref().is_some_and(|at| at.value)
+    }
+
+    /// `broker_provisioning_password`, if there is one.
+    fn password(&self) -> Option<Secret> {
+        let password = self.broker_provisioning_password.as_ref().map(|at| at.value.clone());
+        password.filter(|password| !password.expose().is_empty())
     }
 }
 
