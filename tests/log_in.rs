@@ -52,7 +52,10 @@ fn tokens_get_provisioner_and_nodes_in() {
     assert!(login.is_proved, "the nonce is signed: {}", login.connect);
     assert_eq!(login.connect["auth_token"], login.connect["jwt"]);
     assert!(login.certificate.is_none());
-    assert_eq!(daemon.metric("broker_errors_total"), 0.0);
+    let metrics = daemon.metrics();
+    assert_eq!(metrics.sum("broker_errors_total"), 0.0);
+    let expires = metrics.with("token_expiry_timestamp_seconds", "token=\"login\"");
+    assert!(expires > (unix_now() + YEAR) as f64, "{expires}");
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! Networks with TLS: who we are, whom we believe, and what becomes of renewed files.
-//!
-//! The nodes speak to the broker in the clear, which it allows here: it makes no difference to what the daemon does.
+//! Files that prove who we are and whom we believe: what is wrong with them is said at the start, and what is wrong with a broker when
+//! we meet it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,229 +7,210 @@ mod common;
 mod fleet;
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::time::Duration;
 
+use common::choria_broker::{ChoriaBroker, Rules};
 use common::{Builder, Daemon, NatsServer, SOON, TempDir, wait_until, within};
-use fleet::Fleet;
 use fleet::certificates::{Certified, Wanted};
-
-/// The chain issuer's token and seed that were recorded with real brokers and nodes.
-const RECORDED: &str = "tests/vectors/captures/issuer";
+use fleet::network::{CERTNAME, Network, Setup, broker_of, provisioner_of};
+use fleet::{Fleet, unix_now};
+use openssl::symm::Cipher;
 
 #[test]
-fn a_certificate_gets_us_in_and_nodes_are_provisioned_through_tls() {
-    let site = Site::new();
-    let broker = site.broker("verify: true");
-    let fleet = Fleet::builder(&broker.url()).nodes(50).pki().start();
-    let mut daemon = site.with_certificate(&broker).feature("pki", "true").start();
+fn what_is_wrong_with_a_file_is_said_at_the_start() {
+    use Setup::{Issuer, X509};
+    let check = |setup: Setup, setting: &str, spoil: &dyn Fn(&Network), expected: &str| {
+        let site = Site::new(setup);
+        spoil(&site.network);
+        let secrets: Vec<String> = ["own.key", "signer.seed", "signer.jwt"]
+            .into_iter()
+            .filter_map(|name| fs::read_to_string(site.network.path(name)).ok())
+            .filter(|text| !text.is_empty())
+            .collect();
+        let (code, said) = site.daemon("127.0.0.1:1").run_to_its_end();
+        assert_eq!(code, 78, "{said}");
+        let errors: Vec<&str> = said.lines().filter(|line| line.contains("error: ")).collect();
+        let setting = format!("choria.cfg:{setting}");
+        let named: Vec<_> = errors.iter().filter(|line| line.contains(&setting)).collect();
+        assert!(named.len() == 1 && named[0].contains(expected), "{said}");
+        // Token and seed serve a second purpose, which has a setting of its own.
+        let purposes = if setup == X509 { 1 } else { 2 };
+        assert_eq!(errors.len(), purposes, "{said}");
+        for secret in secrets {
+            assert!(!said.contains(secret.trim()), "a secret is shown");
+        }
+    };
+    let folder = |name: &'static str| {
+        move |network: &Network| {
+            fs::remove_file(network.path(name)).unwrap();
+            fs::create_dir(network.path(name)).unwrap();
+        }
+    };
+    let text = |name: &'static str, text: &'static str| {
+        move |network: &Network| network.write_text(name, text).unwrap()
+    };
+
+    let certificate = "4: plugin.security.file.certificate: ";
+    let key = "5: plugin.security.file.key: ";
+    let ca = "3: plugin.security.file.ca: ";
+    check(X509, certificate, &text("own.pem", ""), "could not read the certificate: it is empty");
+    check(X509, certificate, &folder("own.pem"), "own.pem: Is a directory");
+    check(X509, key, &text("own.key", ""), "could not read the private key: it is empty");
+    check(X509, key, &folder("own.key"), "own.key: Is a directory");
+    check(X509, ca, &text("ca.pem", ""), "it is empty");
+    check(X509, ca, &folder("ca.pem"), "ca.pem: Is a directory");
+    let another = |network: &Network| {
+        let other = provisioner_of(&network.authority);
+        network.write_text("own.key", &other.key_pem()).unwrap();
+    };
+    check(X509, key, &another, "the private key does not belong to the certificate");
+    let encrypted = |network: &Network| {
+        let key = provisioner_of(&network.authority).key;
+        let pem = key.private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), b"x").unwrap();
+        network.write_text("own.key", std::str::from_utf8(&pem).unwrap()).unwrap();
+    };
+    check(X509, key, &encrypted, "the private key is encrypted");
+
+    let token = "5: plugin.security.choria.token_file: ";
+    let seed = "4: plugin.security.choria.seed_file: ";
+    check(Issuer, token, &text("signer.jwt", ""), "the token file is empty");
+    check(Issuer, token, &folder("signer.jwt"), "signer.jwt: Is a directory");
+    check(Issuer, seed, &text("signer.seed", ""), "could not read the token's seed");
+    check(Issuer, seed, &folder("signer.seed"), "signer.seed: Is a directory");
+    let another = |network: &Network| {
+        let other = network.organization.chain_issuer(unix_now());
+        network.write_text("signer.seed", &other.seed).unwrap();
+    };
+    check(Issuer, seed, &another, "the seed does not belong to the token");
+}
+
+#[test]
+fn what_is_doubtful_about_a_file_is_a_warning() {
+    let check = |setup: Setup, spoil: &dyn Fn(&Network), expected: &[&str]| {
+        let site = Site::new(setup);
+        let broker = ChoriaBroker::start(Rules::of(&site.network));
+        spoil(&site.network);
+        let daemon = site.daemon(&broker.url()).start();
+        assert!(daemon.logged(expected), "{expected:?}: {}", daemon.log());
+    };
+    let open = |name: &'static str| {
+        move |network: &Network| {
+            fs::set_permissions(network.path(name), Permissions::from_mode(0o644)).unwrap();
+        }
+    };
+    check(
+        Setup::X509,
+        &open("own.key"),
+        &["warn", "plugin.security.file.key: everybody on this machine can read", "own.key"],
+    );
+    check(
+        Setup::Issuer,
+        &open("signer.seed"),
+        &["warn", "plugin.security.choria.seed_file: everybody on this machine can read"],
+    );
+    let expired = |network: &Network| {
+        let ours = Wanted::new(CERTNAME).rsa().valid(-7_200, -3_600).signed_by(&network.authority);
+        network.write("own", &ours).unwrap();
+    };
+    check(Setup::X509, &expired, &["warn", "plugin.security.file.certificate", "expired on"]);
+}
+
+#[test]
+fn a_broker_that_is_not_who_it_should_be_is_told_nothing() {
+    let good = || Wanted::new("broker").name("localhost").address("127.0.0.1");
+    let check = |certificate: &dyn Fn(&Certified) -> Certified, expected: &str| {
+        let site = Site::new(Setup::Issuer);
+        let mut rules = Rules::of(&site.network);
+        rules.certificate = certificate(&site.network.authority);
+        let broker = ChoriaBroker::start(rules);
+        let daemon = site.daemon(&broker.url()).start();
+        daemon.wait_logged(SOON, &["warn", "could not connect", expected]);
+        let (status, body) = daemon.get("/readyz").unwrap();
+        assert!(status == 503 && body.contains(expected), "{body}");
+        let refusals = broker.refusals(1);
+        assert!(refusals.iter().all(|reason| reason.starts_with("TLS: ")), "{refusals:?}");
+    };
+    let stranger = Wanted::new("their CA").authority().self_signed();
+    check(
+        &|_| good().signed_by(&stranger),
+        "its certificate (broker) was issued by their CA, which",
+    );
+    check(
+        &|ours| Wanted::new("broker").name("broker.example.net").signed_by(ours),
+        "its certificate (broker) is for broker.example.net, not for 127.0.0.1",
+    );
+    check(
+        &|ours| good().valid(-7_200, -3_600).signed_by(ours),
+        "its certificate (broker) expired on",
+    );
+    check(
+        &|ours| good().valid(3_600, 7_200).signed_by(ours),
+        "its certificate (broker) is not valid before",
+    );
+}
+
+#[test]
+fn a_broker_that_demands_certificates_of_everybody_gets_ours() {
+    let site = Site::new(Setup::X509);
+    let broker = site.demanding();
+    let fleet = Fleet::builder(&broker.url()).nodes(20).start();
+    let mut daemon = site.daemon(&broker.address()).start();
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     assert_eq!(fleet.violations(), [""; 0]);
     let metrics = daemon.metrics();
     assert_eq!(metrics.sum("provision_errors"), 0.0, "{metrics:?}");
     assert_eq!(metrics.sum("broker_errors_total"), 0.0, "{metrics:?}");
     assert!(daemon.stop().success());
-    for secret in ["provSecret", "s3cret", "PRIVATE KEY"] {
-        assert!(!daemon.log().contains(secret), "{secret:?} is in the log");
-    }
 }
 
 #[test]
-fn a_token_gets_us_in_and_makes_us_speak_version_2() {
-    let site = Site::new();
-    let broker = site.broker("verify: false");
-    let heard = Ear::new(&broker, "provisioning.broadcast.agent.discovery");
-    let daemon = site.with_token(&broker).start();
-    let request = heard.message();
-    assert!(request.contains(r#"{"protocol":"io.choria.protocol.v2.transport","data":""#));
-    // The caller's name is in the subject for replies.
-    assert!(request.contains("provisioning.reply."), "{request}");
-    let token = fs::read_to_string(format!("{RECORDED}/signer.jwt")).unwrap();
-    let seed = fs::read_to_string(format!("{RECORDED}/signer.seed")).unwrap();
-    let metrics = daemon.metrics();
-    assert!(metrics.with("token_expiry_timestamp_seconds", "token=\"login\"") > 1.8e9);
-    for secret in [token.trim(), seed.trim(), "provSecret"] {
-        assert!(!daemon.log().contains(secret), "a secret is in the log");
-    }
-}
-
-#[test]
-fn a_refusal_is_explained_until_the_broker_changes_its_mind() {
-    let site = Site::new();
-    site.write_broker("verify: true", "another");
-    let mut broker = NatsServer::configured(&site.path("broker.conf"));
-    let daemon = site.with_certificate(&broker).start();
-    daemon.wait_logged(
-        SOON,
-        &[
-            "Authorization Violation",
-            "it was shown user provisioner with a password, a certificate",
-        ],
-    );
-    wait_until(SOON, "readiness says it too", || {
-        let (status, body) = daemon.get("/readyz").unwrap();
-        status == 503 && body.contains("plugin.choria.network.provisioning.client_password")
-    });
-    site.write_broker("verify: true", "provSecret");
-    broker.restart();
-    wait_until(SOON, "it is let in", || daemon.metric("broker_connected") == 1.0);
-    assert!(!daemon.log().contains("provSecret"));
-}
-
-#[test]
-fn renewed_files_are_used_by_the_next_connection() {
-    let site = Site::new();
-    let mut broker = site.broker("verify: true");
-    let daemon = site.with_certificate(&broker).start();
+fn a_certificate_that_a_broker_does_not_know_any_more_is_renewed_without_a_restart() {
+    let site = Site::new(Setup::X509);
+    let mut broker = site.demanding();
+    let daemon = site.daemon(&broker.address()).start();
     wait_until(SOON, "connected", || daemon.metric("broker_connected") == 1.0);
 
     // Everybody gets another authority; what is left of the old one is good for nothing.
     broker.kill();
     let authority = Wanted::new("new CA").authority().self_signed();
-    site.write("broker.pem", &broker_of(&authority));
-    site.write("ca.pem", &authority);
+    site.network.write("ca", &authority).unwrap();
+    site.network.write("broker", &broker_of(&authority)).unwrap();
     broker.restart();
     daemon.wait_logged(SOON, &["could not connect", "it refuses our certificate"]);
-    site.write("own.pem", &ours(&authority));
+    site.network.write("own", &provisioner_of(&authority)).unwrap();
     wait_until(SOON, "connected again", || daemon.metric("broker_connected") == 1.0);
-    let fleet = Fleet::builder(&broker.url()).nodes(5).start();
-    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
 }
 
-#[test]
-fn a_start_with_files_that_cannot_be_used_names_every_one_of_them() {
-    let site = Site::new();
-    fs::write(site.path("own.pem.key"), "").unwrap();
-    fs::remove_file(site.path("ca.pem")).unwrap();
-    let (code, said) = site.with_certificate_of("127.0.0.1:1").run_to_its_end();
-    assert_eq!(code, 78, "{said}");
-    assert!(said.contains("plugin.security.file.key: "), "{said}");
-    assert!(said.contains("own.pem.key: could not read the private key: it is empty"), "{said}");
-    assert!(said.contains("ca.pem: No such file or directory"), "{said}");
-}
-
-#[test]
-fn a_broker_that_is_not_who_it_should_be_is_not_talked_to() {
-    let site = Site::new();
-    let broker = site.broker("verify: false");
-    let stranger = Wanted::new("their CA").authority().self_signed();
-    site.write("ca.pem", &stranger);
-    let daemon = site.with_certificate(&broker).start();
-    daemon.wait_logged(
-        SOON,
-        &["its certificate (broker) was issued by our CA", "does not vouch for"],
-    );
-    let (status, body) = daemon.get("/readyz").unwrap();
-    assert!(status == 503 && body.contains("does not vouch for"), "{body}");
-}
-
-/// A network's files: the broker's and the daemon's.
+/// A network's files.
 struct Site {
-    dir: TempDir,
-    authority: Certified,
+    network: Network,
+    _dir: TempDir,
 }
 
 impl Site {
-    fn new() -> Site {
-        let authority = Wanted::new("our CA").authority().self_signed();
-        let site = Site { dir: TempDir::new("secured"), authority };
-        site.write("ca.pem", &site.authority);
-        site.write("broker.pem", &broker_of(&site.authority));
-        site.write("own.pem", &ours(&site.authority));
-        site
+    fn new(setup: Setup) -> Site {
+        let dir = TempDir::new("secured");
+        Site { network: Network::create(dir.path(), setup).unwrap(), _dir: dir }
     }
 
-    /// The certificate as `name`, and the key beside it.
-    fn write(&self, name: &str, certified: &Certified) {
-        self.dir.write(name, &certified.certificate_pem());
-        let key = self.dir.write(&format!("{name}.key"), &certified.key_pem());
-        fs::set_permissions(key, Permissions::from_mode(0o600)).unwrap();
+    fn daemon(&self, broker: &str) -> Builder {
+        Daemon::builder(broker).network(&self.network)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn broker(&self, tls: &str) -> NatsServer {
-        self.write_broker(tls, "provSecret");
-        NatsServer::configured(&self.path("broker.conf"))
-    }
-
-    fn write_broker(&self, tls: &str, password: &str) {
-        let (broker, ca) = (self.path("broker.pem"), self.path("ca.pem"));
-        let (broker, ca) = (broker.display(), ca.display());
+    /// A nats-server that asks everybody in TLS for a certificate; the nodes speak to it in the clear, which it allows.
+    fn demanding(&self) -> NatsServer {
+        let path = |name: &str| self.network.path(name).display().to_string();
         let config = format!(
             "allow_non_tls: true\n\
-             tls {{ cert_file: \"{broker}\", key_file: \"{broker}.key\", ca_file: \"{ca}\", {tls} }}\n\
+             tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: true }}\n\
              accounts: {{ provisioning: {{ users: [\n\
-             {{user: provisioner, password: {password}}}, {{user: node, password: node}}\n\
-             ] }} }}\nno_auth_user: node\n"
+             {{user: provisioner, password: provSecret}}, {{user: node, password: node}}\n\
+             ] }} }}\nno_auth_user: node\n",
+            path("broker.pem"),
+            path("broker.key"),
+            path("ca.pem")
         );
-        self.dir.write("broker.conf", &config);
-    }
-
-    fn secured(&self, broker: &str) -> Builder {
-        Daemon::builder(broker)
-            .set("choria_insecure", "false")
-            .set("broker_provisioning_password", "provSecret")
-    }
-
-    fn with_certificate(&self, broker: &NatsServer) -> Builder {
-        self.with_certificate_of(&broker.address())
-    }
-
-    fn with_certificate_of(&self, broker: &str) -> Builder {
-        let path = |name| self.path(name).display().to_string();
-        self.secured(broker)
-            .choria("plugin.security.provider", "file")
-            .choria("plugin.security.file.certificate", &path("own.pem"))
-            .choria("plugin.security.file.key", &path("own.pem.key"))
-            .choria("plugin.security.file.ca", &path("ca.pem"))
-    }
-
-    fn with_token(&self, broker: &NatsServer) -> Builder {
-        let current = std::env::current_dir().unwrap();
-        let recorded = |name| current.join(RECORDED).join(name).display().to_string();
-        self.secured(&broker.address())
-            .choria("plugin.security.provider", "choria")
-            .choria("plugin.security.choria.token_file", &recorded("signer.jwt"))
-            .choria("plugin.security.choria.seed_file", &recorded("signer.seed"))
-            .choria("plugin.security.choria.ca", &self.path("ca.pem").display().to_string())
-    }
-}
-
-fn broker_of(authority: &Certified) -> Certified {
-    Wanted::new("broker").name("localhost").address("127.0.0.1").signed_by(authority)
-}
-
-fn ours(authority: &Certified) -> Certified {
-    Wanted::new("provisioner").rsa().days(90).signed_by(authority)
-}
-
-/// Hears what nodes hear.
-struct Ear(BufReader<TcpStream>);
-
-impl Ear {
-    fn new(broker: &NatsServer, subject: &str) -> Ear {
-        let mut stream = TcpStream::connect(broker.address()).unwrap();
-        stream.set_read_timeout(Some(SOON + Duration::from_secs(5))).unwrap();
-        write!(stream, "CONNECT {{\"verbose\":false}}\r\nSUB {subject} 1\r\nPING\r\n").unwrap();
-        let mut ear = Ear(BufReader::new(stream));
-        while ear.line().trim_end() != "PONG" {}
-        ear
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        assert!(self.0.read_line(&mut line).unwrap() > 0, "the broker closed the connection");
-        line
-    }
-
-    fn message(mut self) -> String {
-        while !self.line().starts_with("MSG ") {}
-        self.line()
+        self.network.write_text("demanding.conf", &config).unwrap();
+        NatsServer::configured(&self.network.path("demanding.conf"))
     }
 }

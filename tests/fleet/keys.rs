@@ -74,7 +74,7 @@ impl Tokens {
             };
             let key = match part(0).contains("EdDSA") {
                 true => PKey::generate_ed25519().expect("OpenSSL makes Ed25519 keys"),
-                false => rsa_key(2048),
+                false => new_rsa_key(),
             };
             sign(&key, &part(1))
         })
@@ -123,7 +123,7 @@ pub fn sign(key: &PKey<Private>, claims: &str) -> String {
 /// The key that signs the provisioning JWTs of every fleet in this process that is given no other.
 pub fn signing_key() -> &'static PKey<Private> {
     static KEY: OnceLock<PKey<Private>> = OnceLock::new();
-    KEY.get_or_init(|| rsa_key(2048))
+    KEY.get_or_init(new_rsa_key)
 }
 
 /// The public half of the signing key, as PEM: what `jwt_verify_cert` has to point to.
@@ -142,15 +142,16 @@ pub fn verify_key(key: &PKey<Private>) -> String {
     }
 }
 
-fn rsa_key(bits: u32) -> PKey<Private> {
-    Rsa::generate(bits).and_then(PKey::from_rsa).expect("OpenSSL makes RSA keys")
+/// A new RSA key of the usual size.
+pub fn new_rsa_key() -> PKey<Private> {
+    Rsa::generate(2048).and_then(PKey::from_rsa).expect("OpenSSL makes RSA keys")
 }
 
 /// RSA keys for CSRs. A real node makes a new one for each; here a few are shared by all.
 fn csr_key() -> &'static PKey<Private> {
     static KEYS: OnceLock<Vec<PKey<Private>>> = OnceLock::new();
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let keys = KEYS.get_or_init(|| (0..4).map(|_| rsa_key(2048)).collect());
+    let keys = KEYS.get_or_init(|| (0..4).map(|_| new_rsa_key()).collect());
     &keys[NEXT.fetch_add(1, Ordering::Relaxed) % keys.len()]
 }
 

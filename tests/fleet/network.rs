@@ -8,10 +8,13 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
+
+use openssl::pkey::{PKey, Private};
 
 use super::certificates::{Certified, Wanted};
 use super::issuer::Organization;
-use super::{Builder, Fleet, unix_now};
+use super::{Builder, Fleet, keys, unix_now};
 
 /// How everybody proves who he is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +68,7 @@ impl Network {
         };
         network.write("ca", &network.authority)?;
         network.write("broker", &broker_of(&network.authority))?;
-        network.write("own", &provisioner_of(&network.authority))?;
+        network.write("own", &wanted().key(key().clone()).signed_by(&network.authority))?;
         network.write_text("jwt-signer.pem", &Fleet::verify_key_pem())?;
         network.renew_token()?;
         network.write_accounts(PASSWORD)?;
@@ -228,7 +231,17 @@ pub fn broker_of(authority: &Certified) -> Certified {
     Wanted::new("broker").name("localhost").address("127.0.0.1").days(30).signed_by(authority)
 }
 
-/// A provisioner's certificate by `authority`.
+/// A provisioner's certificate by `authority`, with a key that no other has.
 pub fn provisioner_of(authority: &Certified) -> Certified {
-    Wanted::new(CERTNAME).rsa().days(90).signed_by(authority)
+    wanted().rsa().signed_by(authority)
+}
+
+fn wanted() -> Wanted {
+    Wanted::new(CERTNAME).days(90)
+}
+
+/// An RSA key takes its time, so all networks of a process begin with the same.
+fn key() -> &'static PKey<Private> {
+    static KEY: OnceLock<PKey<Private>> = OnceLock::new();
+    KEY.get_or_init(keys::new_rsa_key)
 }
