@@ -49,6 +49,37 @@ fn every_drop_in_is_in_the_manual() {
     }
 }
 
+#[test]
+fn the_steps_in_a_kept_unit_are_those_of_the_page() {
+    let page = read("dist/MOVING.md");
+    let shown = page.split("```console\n").nth(1).expect("steps").split("```").next();
+    let shown = shown.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("# "));
+    let script = read("dist/packaging/keep-unit.sh");
+    let echoed =
+        script.lines().filter_map(|line| line.split_once("echo \"#   ")?.1.strip_suffix('"'));
+    let echoed = echoed
+        .map(|step| step.replace("$kept_unit", "/etc/systemd/system/choria-provisioner.service"));
+    let echoed: Vec<String> = echoed.collect();
+    assert!(!echoed.is_empty());
+    assert_eq!(shown.collect::<Vec<_>>(), echoed);
+}
+
+#[test]
+fn the_page_on_moving_names_only_settings_and_metrics_that_exist() {
+    let page = read("dist/MOVING.md");
+    let known =
+        [read("src/config/file.rs"), read("src/config/choria/keys.rs"), read("src/metrics.rs")]
+            .concat();
+    let words = page.split('`').skip(1).step_by(2);
+    let words =
+        words.map(|word| word.split(": ").next().unwrap_or(word).trim_start_matches("features."));
+    for word in words.filter(|word| {
+        word.contains('_') && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    }) {
+        assert!(known.contains(word), "{word} is no setting and no metric");
+    }
+}
+
 fn file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }

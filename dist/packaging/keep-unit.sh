@@ -13,6 +13,7 @@ if [ -n "$old_unit" ] && [ ! -e "$kept_unit" ] && ! grep -q '^User=choria-provis
         echo "#   chgrp -R choria-provisioner /etc/choria-provisioner && chmod -R g+rX /etc/choria-provisioner"
         echo "#   chown choria-provisioner: /var/log/choria-provisioner.log"
         echo "#   rm $kept_unit && systemctl daemon-reload && systemctl restart choria-provisioner"
+        echo "# More in /usr/share/doc/choria-provisioner/MOVING.md."
         # systemd takes this word no more, and writes to the journal anyway.
         grep -v '^Standard[A-Za-z]*=syslog$' "$old_unit"
         echo
