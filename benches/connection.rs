@@ -46,12 +46,7 @@ fn main() -> Result<(), String> {
             let reply = message.reply.and_then(|reply| Subject::new(&reply).ok());
             if let Some(subject) = reply {
                 // Whoever asked tells that there was no answer.
-                let _ = answers.publish(&Publish {
-                    subject: &subject,
-                    reply: None,
-                    headers: &[],
-                    payload: &message.payload,
-                });
+                let _ = answers.publish(&Publish::new(&subject, &message.payload));
             }
         }),
     );
@@ -123,12 +118,8 @@ fn ask(connection: &Arc<Connection>, threads: usize) -> (u64, Duration) {
                     let reply = Subject::new(&format!("bench.reply.{thread}-{number}"))
                         .expect("a valid subject");
                     waiting.lock().insert(reply.as_str().to_owned(), answered.clone());
-                    let request = Publish {
-                        subject: &subject,
-                        reply: Some(&reply),
-                        headers: &[],
-                        payload: &payload,
-                    };
+                    let request =
+                        Publish { reply: Some(&reply), ..Publish::new(&subject, &payload) };
                     connection.publish(&request).expect("the broker is there");
                     answer.recv_timeout(SOON).expect("an answer");
                     count.fetch_add(1, Ordering::Relaxed);

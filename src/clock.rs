@@ -27,6 +27,9 @@ fn since_1970() -> Duration {
 pub struct BootTime(Duration);
 
 impl BootTime {
+    /// When the machine was started.
+    pub const START: BootTime = BootTime(Duration::ZERO);
+
     /// The present.
     pub fn now() -> BootTime {
         let now = clock_gettime(ClockId::Boottime);

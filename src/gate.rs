@@ -4,13 +4,20 @@
 //! Connection, election, operators and signals open and close it, each by its own [`Reason`]; nobody looks at
 //! their state directly. A node that was begun is stopped by the end of its [`Term`] or by an abort only: an
 //! operator's pause and draining let it finish, so that no node stays half configured.
+//!
+//! With an election there is a lease as well: it says until when we lead, whatever this process hears or does not hear,
+//! and while it is over everything waits. [`Lease`] hands it to whoever sends, since a process may be frozen between the
+//! question and the sending.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
+use crate::clock::BootTime;
 use crate::shutdown::Never;
 
 /// After a reconnect, how long "no responders" says nothing about a node: the nodes are still coming back too.
@@ -76,7 +83,7 @@ impl fmt::Display for Closed {
         f.write_str(match self {
             Closed::Aborted => "the process is aborting",
             Closed::TermEnded => "leadership was lost",
-            Closed::Deadline => "the node's time was up while there was no connection",
+            Closed::Deadline => "the node's time was up while there was no connection or no leader",
         })
     }
 }
@@ -93,6 +100,8 @@ pub struct Gate {
     stay: Mutex<Option<Stay>>,
     /// For people; locked after `core`.
     since: Mutex<Since>,
+    /// The core's, for those who must not wait for its lock.
+    lease: Lease,
 }
 
 /// When the gate became what it is.
@@ -123,6 +132,31 @@ impl Since {
     }
 }
 
+/// Until when what is sent may reach the wire, at any moment; all clones tell the same.
+#[derive(Debug, Clone)]
+pub struct Lease(Arc<AtomicU64>);
+
+impl Lease {
+    /// One without an end.
+    pub fn endless() -> Lease {
+        Lease(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+
+    /// Its end; none without an election.
+    pub fn until(&self) -> Option<BootTime> {
+        match self.0.load(Ordering::Acquire) {
+            u64::MAX => None,
+            nanos => Some(BootTime::after_boot(Duration::from_nanos(nanos))),
+        }
+    }
+
+    fn set(&self, until: Option<BootTime>) {
+        let nanos = until.map(|until| until.since(BootTime::START).as_nanos());
+        let nanos = nanos.map_or(u64::MAX, |nanos| u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.0.store(nanos, Ordering::Release);
+    }
+}
+
 /// One connection from its beginning to its end; dropping it tells all who were given the receiver.
 #[derive(Debug)]
 struct Stay {
@@ -140,7 +174,45 @@ impl Gate {
             changed: Condvar::new(),
             watchers: Mutex::new(Vec::new()),
             stay: Mutex::new(None),
+            lease: Lease::endless(),
         }
+    }
+
+    /// From now on an election says when we lead: closed with [`Reason::Standby`] until then.
+    pub fn stand_by(&self) {
+        self.change(Core::stand_by);
+    }
+
+    /// We lead, until `lease` unless there is another word before: opens.
+    pub fn lead(&self, lease: BootTime) {
+        self.change(|core| core.lead(lease));
+    }
+
+    /// We go on leading. Nobody is woken who was not waiting for it.
+    pub fn renew(&self, lease: BootTime) {
+        let mut core = self.core.lock();
+        let was_over = core.is_lease_over(BootTime::now());
+        core.renew(lease);
+        self.lease.set(core.lease);
+        drop(core);
+        if was_over {
+            self.tell();
+        }
+    }
+
+    /// We don't lead for now: closes with [`Reason::Standby`], and what was begun waits.
+    pub fn lapse(&self) {
+        self.change(Core::lapse);
+    }
+
+    /// Whether nothing is to be kept for later: leadership was lost, or we drain.
+    pub fn is_lost(&self) -> bool {
+        self.core.lock().is_lost()
+    }
+
+    /// For whoever sends.
+    pub fn lease(&self) -> Lease {
+        self.lease.clone()
     }
 
     /// Adds a reason not to act.
@@ -155,7 +227,7 @@ impl Gate {
 
     /// The reasons not to act, in the order of [`Reason::ALL`]; none while the gate is open.
     pub fn reasons(&self) -> Vec<Reason> {
-        self.core.lock().reasons().collect()
+        self.core.lock().reasons(BootTime::now()).collect()
     }
 
     /// The reasons not to act, each with the time since when it holds.
@@ -176,11 +248,12 @@ impl Gate {
     /// All the reasons not to.
     pub fn begin(&self) -> Result<Term, Vec<Reason>> {
         let core = self.core.lock();
-        core.begin().ok_or_else(|| core.reasons().collect())
+        let now = BootTime::now();
+        core.begin(now).ok_or_else(|| core.reasons(now).collect())
     }
 
-    /// Asked before each next step of a running node: each try of a request, and the helper. Waits out a lost
-    /// connection, at most until `deadline`; an open gate never looks at the deadline.
+    /// Asked before each next step of a running node: each try of a request, and the helper. Waits out a lost connection
+    /// and a lease that is over, at most until `deadline`; an open gate never looks at the deadline.
     ///
     /// # Errors
     ///
@@ -188,7 +261,7 @@ impl Gate {
     pub fn proceed(&self, term: Term, deadline: Instant) -> Result<(), Closed> {
         let mut core = self.core.lock();
         loop {
-            match core.proceed(term, deadline, Instant::now()) {
+            match core.proceed(term, deadline, Instant::now(), BootTime::now()) {
                 Step::Go => return Ok(()),
                 Step::End(closed) => return Err(closed),
                 Step::Wait => {
@@ -241,6 +314,7 @@ impl Gate {
             let mut core = self.core.lock();
             change(&mut core);
             self.since.lock().note(&core, Instant::now());
+            self.lease.set(core.lease);
             let mut stay = self.stay.lock();
             if core.is_closed_by(Reason::Disconnected) {
                 *stay = None;
@@ -248,6 +322,11 @@ impl Gate {
                 stay.get_or_insert_with(Stay::new);
             }
         }
+        self.tell();
+    }
+
+    /// Wakes all who wait for a change.
+    fn tell(&self) {
         self.changed.notify_all();
         // A full channel holds the news already; a closed one has nobody left to tell.
         self.watchers.lock().retain(|watcher| {
@@ -274,6 +353,10 @@ impl Default for Gate {
 pub struct Core {
     closed: u8,
     term: Term,
+    /// Whether it has begun and not ended; always without an election.
+    has_term: bool,
+    /// Until when we lead; none without an election.
+    lease: Option<BootTime>,
     aborted: bool,
     has_connected: bool,
     reconnected_at: Option<Instant>,
@@ -296,6 +379,8 @@ impl Core {
         Core {
             closed: bit(Reason::Disconnected),
             term: Term(0),
+            has_term: true,
+            lease: None,
             aborted: false,
             has_connected: false,
             reconnected_at: None,
@@ -321,10 +406,34 @@ impl Core {
         self.closed &= !bit(reason);
     }
 
+    /// From now on an election says when we lead.
+    pub fn stand_by(&mut self) {
+        self.has_term = false;
+        self.lapse();
+    }
+
+    /// We lead, until `lease`.
+    pub fn lead(&mut self, lease: BootTime) {
+        self.has_term = true;
+        self.closed &= !bit(Reason::Standby);
+        self.lease = Some(lease);
+    }
+
+    /// We go on leading, until `lease`.
+    pub fn renew(&mut self, lease: BootTime) {
+        self.lease = Some(lease);
+    }
+
+    /// We don't lead for now.
+    pub fn lapse(&mut self) {
+        self.close(Reason::Standby);
+        self.lease = Some(BootTime::START);
+    }
+
     /// Leadership was lost.
     pub fn end_term(&mut self) {
         self.term.0 += 1;
-        self.close(Reason::Standby);
+        self.stand_by();
     }
 
     /// Every wait ends, and nothing begins any more.
@@ -333,25 +442,27 @@ impl Core {
         self.close(Reason::Draining);
     }
 
-    /// The reasons not to act.
-    pub fn reasons(&self) -> impl Iterator<Item = Reason> + '_ {
-        Reason::ALL.into_iter().filter(|reason| self.is_closed_by(*reason))
+    /// The reasons not to act at `now`. A lease that is over is one, whoever leads now.
+    pub fn reasons(&self, now: BootTime) -> impl Iterator<Item = Reason> + '_ {
+        Reason::ALL.into_iter().filter(move |reason| {
+            self.is_closed_by(*reason) || *reason == Reason::Standby && self.is_lease_over(now)
+        })
     }
 
-    /// The term, if there is no reason not to act.
-    pub fn begin(&self) -> Option<Term> {
-        (self.closed == 0).then_some(self.term)
+    /// The term, if there is no reason not to act at `now`.
+    pub fn begin(&self, now: BootTime) -> Option<Term> {
+        (self.closed == 0 && !self.is_lease_over(now)).then_some(self.term)
     }
 
-    /// Whether a node begun in `term`, with time until `deadline`, may go on at `now`.
-    pub fn proceed(&self, term: Term, deadline: Instant, now: Instant) -> Step {
+    /// Whether a node begun in `term`, with time until `deadline`, may go on at `now`, which is `boot` as well.
+    pub fn proceed(&self, term: Term, deadline: Instant, now: Instant, boot: BootTime) -> Step {
         if self.aborted {
             return Step::End(Closed::Aborted);
         }
         if term != self.term {
             return Step::End(Closed::TermEnded);
         }
-        if !self.is_closed_by(Reason::Disconnected) {
+        if !self.is_closed_by(Reason::Disconnected) && !self.is_lease_over(boot) {
             return Step::Go;
         }
         if now >= deadline { Step::End(Closed::Deadline) } else { Step::Wait }
@@ -362,8 +473,17 @@ impl Core {
         self.reconnected_at.is_some_and(|at| now.saturating_duration_since(at) < RECONNECT_GRACE)
     }
 
+    /// Whether nothing is to be kept for later.
+    pub fn is_lost(&self) -> bool {
+        !self.has_term || self.is_closed_by(Reason::Draining)
+    }
+
     fn is_closed_by(&self, reason: Reason) -> bool {
         self.closed & bit(reason) != 0
+    }
+
+    fn is_lease_over(&self, now: BootTime) -> bool {
+        self.lease.is_some_and(|lease| now >= lease)
     }
 }
 
@@ -391,6 +511,7 @@ mod tests {
     use crate::shutdown::is_over;
 
     const LONG: Duration = Duration::from_secs(60);
+    const BOOT: BootTime = BootTime::START;
 
     #[test]
     fn each_reason_stops_what_it_must_and_nothing_else() {
@@ -409,10 +530,10 @@ mod tests {
     fn check(change: impl FnOnce(&mut Core), begins: Option<Term>, step: Step) {
         let now = Instant::now();
         let mut core = connected(now);
-        let term = core.begin().unwrap();
+        let term = core.begin(BOOT).unwrap();
         change(&mut core);
-        assert_eq!(core.begin(), begins);
-        assert_eq!(core.proceed(term, now + LONG, now), step);
+        assert_eq!(core.begin(BOOT), begins);
+        assert_eq!(core.proceed(term, now + LONG, now, BOOT), step);
     }
 
     fn connected(now: Instant) -> Core {
@@ -440,9 +561,9 @@ mod tests {
         core.close(Reason::Operator);
         core.close(Reason::Standby);
         core.open(Reason::Operator, now);
-        assert_eq!(core.begin(), None);
+        assert_eq!(core.begin(BOOT), None);
         core.open(Reason::Standby, now);
-        assert_eq!(core.begin(), Some(Term(0)));
+        assert_eq!(core.begin(BOOT), Some(Term(0)));
     }
 
     #[test]
@@ -451,33 +572,114 @@ mod tests {
         let mut core = connected(now);
         core.close(Reason::Draining);
         core.open(Reason::Draining, now);
-        assert_eq!(core.begin(), None);
+        assert_eq!(core.begin(BOOT), None);
     }
 
     #[test]
     fn a_node_of_an_earlier_term_stays_stopped_after_leadership_is_won_again() {
         let now = Instant::now();
         let mut core = connected(now);
-        let earlier = core.begin().unwrap();
+        let earlier = core.begin(BOOT).unwrap();
         core.end_term();
-        core.open(Reason::Standby, now);
-        assert_eq!(core.proceed(earlier, now + LONG, now), Step::End(Closed::TermEnded));
-        let later = core.begin().unwrap();
-        assert_eq!(core.proceed(later, now + LONG, now), Step::Go);
+        core.lead(BOOT + LONG);
+        assert_eq!(core.proceed(earlier, now + LONG, now, BOOT), Step::End(Closed::TermEnded));
+        let later = core.begin(BOOT).unwrap();
+        assert_eq!(core.proceed(later, now + LONG, now, BOOT), Step::Go);
+    }
+
+    #[test]
+    fn a_lease_that_is_over_lets_nothing_begin_and_what_was_begun_wait() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        core.lapse();
+        assert_eq!(core.begin(BOOT), None);
+        assert_eq!(core.reasons(BOOT).collect::<Vec<_>>(), [Reason::Standby]);
+        let end = BOOT + LONG;
+        core.lead(end);
+        let before = BOOT + LONG / 2;
+        let term = core.begin(before).unwrap();
+        assert_eq!(core.proceed(term, now + LONG, now, before), Step::Go);
+        assert_eq!(core.begin(end), None);
+        assert_eq!(core.reasons(end).collect::<Vec<_>>(), [Reason::Standby]);
+        assert_eq!(core.proceed(term, now + LONG, now, end), Step::Wait);
+        assert_eq!(core.proceed(term, now, now, end), Step::End(Closed::Deadline));
+        core.renew(end + LONG);
+        assert_eq!(core.begin(end), Some(term));
+        assert_eq!(core.proceed(term, now + LONG, now, end), Step::Go);
+        core.lapse();
+        assert_eq!(core.proceed(term, now + LONG, now, before), Step::Wait);
+        assert!(!core.is_lost(), "the term goes on");
+        core.end_term();
+        assert!(core.is_lost());
+        assert_eq!(core.proceed(term, now + LONG, now, before), Step::End(Closed::TermEnded));
+        core.lead(end);
+        assert!(!core.is_lost());
+        assert_ne!(core.begin(before), Some(term));
+    }
+
+    #[test]
+    fn a_running_node_that_waits_for_the_lease_goes_on_with_it_or_stops() {
+        let late = || BootTime::now() + LONG;
+        for (then, expected) in [
+            ((|gate, late| gate.renew(late)) as fn(&Gate, BootTime), Ok(())),
+            (|gate, late| gate.lead(late), Ok(())),
+            (|gate, _| gate.end_term(), Err(Closed::TermEnded)),
+            (|gate, _| gate.abort(), Err(Closed::Aborted)),
+        ] {
+            let gate = Arc::new(Gate::new());
+            gate.open(Reason::Disconnected);
+            gate.lead(BootTime::START);
+            let waiting = spawn(&gate, |gate| gate.proceed(Term(0), Instant::now() + LONG));
+            then(&gate, late());
+            assert_eq!(result(&waiting), expected);
+        }
+    }
+
+    #[test]
+    fn whoever_sends_has_the_lease_of_the_gate() {
+        let gate = Gate::new();
+        let lease = gate.lease();
+        assert_eq!(lease.until(), None, "there is no election");
+        gate.stand_by();
+        assert_eq!(lease.until(), Some(BootTime::START));
+        let end = BootTime::START + LONG;
+        gate.lead(end);
+        assert_eq!(lease.until(), Some(end));
+        gate.renew(end + LONG);
+        assert_eq!(lease.until(), Some(end + LONG));
+        gate.end_term();
+        assert_eq!(lease.until(), Some(BootTime::START));
+    }
+
+    #[test]
+    fn a_renewal_wakes_nobody_who_does_not_wait_for_it() {
+        let gate = Gate::new();
+        let watcher = gate.watch();
+        gate.lead(BootTime::now() + LONG);
+        assert!(watcher.try_recv().is_ok());
+        gate.renew(BootTime::now() + LONG);
+        assert!(watcher.try_recv().is_err());
+        gate.lead(BootTime::START);
+        assert!(watcher.try_recv().is_ok());
+        gate.renew(BootTime::now() + LONG);
+        assert!(watcher.try_recv().is_ok());
     }
 
     #[test]
     fn a_running_node_waits_for_the_connection_until_its_deadline() {
         let now = Instant::now();
         let mut core = connected(now);
-        let term = core.begin().unwrap();
+        let term = core.begin(BOOT).unwrap();
         core.close(Reason::Disconnected);
         let deadline = now + LONG;
-        assert_eq!(core.proceed(term, deadline, deadline - Duration::from_millis(1)), Step::Wait);
-        assert_eq!(core.proceed(term, deadline, deadline), Step::End(Closed::Deadline));
+        assert_eq!(
+            core.proceed(term, deadline, deadline - Duration::from_millis(1), BOOT),
+            Step::Wait
+        );
+        assert_eq!(core.proceed(term, deadline, deadline, BOOT), Step::End(Closed::Deadline));
         // Once connected the deadline is the caller's own affair: `restart` goes out after it.
         core.open(Reason::Disconnected, deadline);
-        assert_eq!(core.proceed(term, deadline, deadline + LONG), Step::Go);
+        assert_eq!(core.proceed(term, deadline, deadline + LONG, BOOT), Step::Go);
     }
 
     #[test]

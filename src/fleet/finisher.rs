@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, select_biased, tick};
 
 use crate::fleet::registry::{Key, Next, Tally};
 use crate::fleet::roster::Roster;
-use crate::gate::{Gate, Reason};
+use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::node::Report;
 use crate::ops::history::{Ended, History};
@@ -61,11 +61,7 @@ impl Finisher {
         let now = Instant::now();
         let just_reconnected = self.gate.just_reconnected(now);
         // Whoever stops for one of these leaves nothing behind.
-        let gate_lost = self
-            .gate
-            .reasons()
-            .iter()
-            .any(|reason| matches!(reason, Reason::Standby | Reason::Draining));
+        let gate_lost = self.gate.is_lost();
         let finished = self.roster.change(|registry, push| {
             registry.finish(&done.key, &done.report, now, just_reconnected, gate_lost, push)
         });

@@ -103,6 +103,7 @@ mod tests {
     use crate::config::Surroundings;
     use crate::config::choria::Network;
     use crate::config::report::Report;
+    use crate::gate::Lease;
     use crate::jwt::testing::{SIGNER, SIGNER_SEED, edited, issuer};
     use crate::metrics::Metrics;
     use crate::pki::testing::{Certified, Wanted};
@@ -256,7 +257,9 @@ mod tests {
     impl Bench {
         fn new(codec: Codec) -> Bench {
             let memory = Memory::new();
-            let rpc = Rpc::start(memory.clone(), codec, "i1", 60, Metrics::new("test")).unwrap();
+            let rpc =
+                Rpc::start(memory.clone(), Lease::endless(), codec, "i1", 60, Metrics::new("test"))
+                    .unwrap();
             Bench { memory, rpc }
         }
 

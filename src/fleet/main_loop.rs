@@ -101,7 +101,7 @@ impl MainLoop {
     fn announce(&mut self) {
         let Some(event) = &self.announcement else { return };
         let subject = subject::own_startup();
-        let message = Publish { subject: &subject, reply: None, headers: &[], payload: event };
+        let message = Publish::new(&subject, event);
         let sent = self
             .transport
             .publish(&message)

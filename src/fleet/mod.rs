@@ -161,9 +161,15 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let transport: Arc<dyn Transport> = connection.clone();
 
     let instance = RequestId::random();
-    let rpc =
-        Rpc::start(transport.clone(), codec, instance.as_str(), choria.ttl_secs, metrics.clone())
-            .map_err(RunError::Rpc)?;
+    let rpc = Rpc::start(
+        transport.clone(),
+        gate.lease(),
+        codec,
+        instance.as_str(),
+        choria.ttl_secs,
+        metrics.clone(),
+    )
+    .map_err(RunError::Rpc)?;
 
     let limits = registry::Limits::new(config.interval, config.retry_max);
     let (roster, queues) = Roster::new(limits, config.work_queue, metrics.clone());

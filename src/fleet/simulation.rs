@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
+use crate::clock::BootTime;
 use crate::fleet::registry::{
     self, Key, Limits, Next, NodeState, Queue, Registry, Sighted, Sighting,
 };
@@ -60,6 +61,8 @@ const MINUTE: u64 = 60 * SECOND;
 const NODE_TIMEOUT: u64 = 2 * MINUTE;
 /// The longest a link stays down.
 const OUTAGE_MAX: u64 = 3 * MINUTE;
+/// How long nobody knows whether we lead.
+const LAPSE_MAX: u64 = 10 * SECOND;
 /// How long peace is watched, at least.
 const CALM_MIN: u64 = 20 * MINUTE;
 /// The longest a node is switched off.
@@ -161,6 +164,8 @@ enum Event {
     Link(bool),
     Operator(bool),
     Standby(bool),
+    /// The lease, and not the term, is over.
+    Lapse(bool),
     RetryWanted(usize),
     /// An operator wants it left alone, or no longer.
     Denied(usize, bool),
@@ -382,12 +387,17 @@ impl Simulation {
             self.after(at, Event::Boots(node));
         }
         // Each kind of trouble comes in pairs, so that what was taken away is given back.
-        let makes: [fn(bool) -> Event; 3] =
-            [|bad| Event::Link(!bad), |bad| Event::Operator(bad), |bad| Event::Standby(bad)];
-        for make in makes {
+        type Make = fn(bool) -> Event;
+        let makes: [(Make, u64); 4] = [
+            (|bad| Event::Link(!bad), OUTAGE_MAX),
+            (|bad| Event::Operator(bad), OUTAGE_MAX),
+            (|bad| Event::Standby(bad), OUTAGE_MAX),
+            (|bad| Event::Lapse(bad), LAPSE_MAX),
+        ];
+        for (make, longest) in makes {
             for _ in 0..self.rng.u8(0..3) {
                 let at = self.rng.u64(0..end);
-                let lasts = self.rng.u64(0..OUTAGE_MAX);
+                let lasts = self.rng.u64(0..longest);
                 self.after(at, make(true));
                 self.after(at + lasts, make(false));
             }
@@ -464,7 +474,7 @@ impl Simulation {
             Event::SwitchedOff(node) => self.nodes[node].is_up = false,
             Event::Reconnects(node) => self.nodes[node].is_connected = self.is_linked(),
             Event::Announces { node, id } => {
-                if self.is_linked() && self.gate.begin().is_some() {
+                if self.is_linked() && self.may_begin() {
                     let id = format!("event {id}");
                     self.sight(node, Sighting::Event { id: &id });
                 }
@@ -474,12 +484,12 @@ impl Simulation {
                 self.discover();
             }
             Event::DiscoveryReply { node } => {
-                if self.nodes[node].answers() && self.gate.begin().is_some() {
+                if self.nodes[node].answers() && self.may_begin() {
                     self.sight(node, Sighting::Discovery);
                 }
             }
             Event::DiscoveryEnds { discovery, link } => {
-                if discovery == self.discovery && link == self.link && self.gate.begin().is_some() {
+                if discovery == self.discovery && link == self.link && self.may_begin() {
                     let now = self.instant();
                     for identity in self.registry.discovery_completed(now) {
                         self.note("stale");
@@ -489,7 +499,7 @@ impl Simulation {
             }
             Event::ProbeEnds { serial } => self.probe_ends(serial),
             Event::AnswersLate(node) => {
-                if self.nodes[node].answers() && self.gate.begin().is_some() {
+                if self.nodes[node].answers() && self.may_begin() {
                     self.note("answered late");
                     self.sight(node, Sighting::LateAnswer);
                 }
@@ -511,12 +521,15 @@ impl Simulation {
                 self.gate.end_term();
                 self.forget_all();
             }
-            Event::Standby(false) => {
-                self.set(Reason::Standby, false);
-                self.discover();
+            Event::Lapse(true) => {
+                if !self.gate.is_lost() {
+                    self.gate.lapse();
+                }
             }
+            Event::Lapse(false) if self.gate.is_lost() => {}
+            Event::Standby(false) | Event::Lapse(false) => self.lead(),
             Event::RetryWanted(node) => {
-                if self.gate.begin().is_some() {
+                if self.may_begin() {
                     self.sight(node, Sighting::Operator);
                 }
             }
@@ -546,6 +559,7 @@ impl Simulation {
                 Event::Link(_)
                     | Event::Operator(_)
                     | Event::Standby(_)
+                    | Event::Lapse(_)
                     | Event::RetryWanted(_)
                     | Event::Denied(..)
             )
@@ -556,7 +570,7 @@ impl Simulation {
         match self.setup.end {
             End::Calm => {
                 self.set(Reason::Operator, false);
-                self.set(Reason::Standby, false);
+                self.lead();
                 if !self.is_linked() {
                     self.set_link(true);
                 }
@@ -615,7 +629,7 @@ impl Simulation {
     }
 
     fn discover(&mut self) {
-        if self.gate.begin().is_none() {
+        if !self.may_begin() {
             return;
         }
         self.discovery += 1;
@@ -666,7 +680,7 @@ impl Simulation {
 
     /// Lets everything move that can: prober, workers, and jobs that wait at the gate.
     fn pump(&mut self) {
-        while self.gate.begin().is_some()
+        while self.may_begin()
             && self.asked.len() < self.setup.window
             && self.ready.len() < self.setup.ready_max
         {
@@ -682,7 +696,7 @@ impl Simulation {
             }
         }
         // What was asked before the gate closed is asked again once it opens.
-        if self.gate.begin().is_some() {
+        if self.may_begin() {
             let unsent = |asked: &Asked| asked.answer.is_none();
             while let Some(at) = self.asked.iter().position(unsent) {
                 let key = self.asked.remove(at).key;
@@ -691,7 +705,7 @@ impl Simulation {
         }
         for worker in 0..self.workers.len() {
             while self.workers[worker].is_none() && !self.ready.is_empty() {
-                let Some(term) = self.gate.begin() else { break };
+                let Some(term) = self.gate.begin(self.boot()) else { break };
                 let Some((key, answered_at)) = self.ready.pop_front() else { break };
                 self.take(worker, key, answered_at, term);
             }
@@ -766,7 +780,7 @@ impl Simulation {
 
     /// Takes a job's next step if it is at a step's beginning and the gate lets it.
     fn advance(&mut self, worker: usize) {
-        let now = self.instant();
+        let (now, boot) = (self.instant(), self.boot());
         let Some(job) = &mut self.workers[worker] else { return };
         if job.on_its_way.is_some() {
             return;
@@ -775,7 +789,7 @@ impl Simulation {
             Some(_) => now + Duration::from_secs(3600),
             None => self.start + millis(job.deadline),
         };
-        match self.gate.proceed(job.term, deadline, now) {
+        match self.gate.proceed(job.term, deadline, now, boot) {
             Step::Wait => {
                 let left = as_millis(deadline.saturating_duration_since(now));
                 self.after(left.clamp(1, 30 * SECOND), Event::JobStep { worker, serial: 0 });
@@ -789,15 +803,10 @@ impl Simulation {
                 self.job_ends(worker, Outcome::Stopped(closed), "");
             }
             Step::Go => {
-                let wins = self
-                    .gate
-                    .reasons()
-                    .all(|reason| matches!(reason, Reason::Operator | Reason::Draining));
-                assert!(
-                    wins,
-                    "a step was sent though {:?}",
-                    self.gate.reasons().collect::<Vec<_>>()
-                );
+                let reasons: Vec<Reason> = self.gate.reasons(boot).collect();
+                let lets_pass =
+                    |reason: &Reason| matches!(reason, Reason::Operator | Reason::Draining);
+                assert!(reasons.iter().all(lets_pass), "a step was sent though {reasons:?}");
                 self.serial += 1;
                 let serial = self.serial;
                 job.on_its_way = Some((serial, self.link));
@@ -960,8 +969,7 @@ impl Simulation {
         let Some((key, report)) = self.done.pop_front() else { return };
         let now = self.instant();
         let just_reconnected = self.gate.just_reconnected(now);
-        let gate_lost =
-            self.gate.reasons().any(|reason| matches!(reason, Reason::Standby | Reason::Draining));
+        let gate_lost = self.gate.is_lost();
         let before = self.registry.node(&key.identity).map(|node| node.failures);
         let queue_max = self.setup.queue_max;
         let Simulation { registry, first, retry, .. } = self;
@@ -1056,7 +1064,8 @@ impl Simulation {
                 "{} is {state:?}",
                 job.key.identity
             );
-            let longest = NODE_TIMEOUT + OUTAGE_MAX + 2 * STEPS * self.setup.pace;
+            let outages = OUTAGE_MAX + 2 * LAPSE_MAX;
+            let longest = NODE_TIMEOUT + outages + 2 * STEPS * self.setup.pace;
             assert!(self.now - job.started <= longest, "{} is stuck in a worker", job.key.identity);
         }
 
@@ -1162,6 +1171,19 @@ impl Simulation {
     fn index(&self, key: &Key) -> usize {
         let is_it = |node: &Node| node.identity == key.identity;
         self.nodes.iter().position(is_it).expect("all keys are of our nodes")
+    }
+
+    fn boot(&self) -> BootTime {
+        BootTime::after_boot(millis(self.now))
+    }
+
+    fn may_begin(&self) -> bool {
+        self.gate.begin(self.boot()).is_some()
+    }
+
+    fn lead(&mut self) {
+        self.gate.lead(BootTime::after_boot(Duration::MAX));
+        self.discover();
     }
 
     fn instant(&self) -> Instant {

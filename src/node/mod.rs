@@ -504,7 +504,9 @@ fn is_gone(error: &rpc::Error) -> bool {
         | rpc::Error::Lost { .. }
         | rpc::Error::GivenUp { .. }
         | rpc::Error::Deadline { .. }
-        | rpc::Error::Send(SendError(PublishError::Disconnected | PublishError::Closed)) => true,
+        | rpc::Error::Send(SendError(
+            PublishError::Disconnected | PublishError::Late | PublishError::Closed,
+        )) => true,
         rpc::Error::Contradicted(_)
         | rpc::Error::Stopped(_)
         | rpc::Error::Refused { .. }
@@ -664,7 +666,12 @@ fn rpc_outcome(action: Action, error: &rpc::Error, gate: &Gate) -> Outcome {
         rpc::Error::Stopped(closed) => Outcome::Stopped(*closed),
         rpc::Error::Unreachable { .. } => Outcome::Unreachable,
         rpc::Error::Lost { .. } => Outcome::Stopped(Closed::Deadline),
-        rpc::Error::Deadline { .. } if gate.reasons().contains(&Reason::Disconnected) => {
+        rpc::Error::Deadline { .. }
+            if gate
+                .reasons()
+                .iter()
+                .any(|reason| matches!(reason, Reason::Disconnected | Reason::Standby)) =>
+        {
             Outcome::Stopped(Closed::Deadline)
         }
         // Its time went by while the broker or the node was away.
@@ -673,7 +680,7 @@ fn rpc_outcome(action: Action, error: &rpc::Error, gate: &Gate) -> Outcome {
                 **last,
                 rpc::Error::Lost { .. }
                     | rpc::Error::Unreachable { .. }
-                    | rpc::Error::Send(SendError(PublishError::Disconnected))
+                    | rpc::Error::Send(SendError(PublishError::Disconnected | PublishError::Late))
             ) =>
         {
             rpc_outcome(action, last, gate)
@@ -690,7 +697,7 @@ fn rpc_outcome(action: Action, error: &rpc::Error, gate: &Gate) -> Outcome {
         rpc::Error::Refused { .. } if error.is_not_provisioning() => Outcome::NotProvisioning,
         rpc::Error::Refused { .. } | rpc::Error::BadReply { .. } => Outcome::Failed,
         rpc::Error::Send(SendError(sending)) => match sending {
-            PublishError::Disconnected => Outcome::Stopped(Closed::Deadline),
+            PublishError::Disconnected | PublishError::Late => Outcome::Stopped(Closed::Deadline),
             PublishError::Closed => Outcome::Stopped(Closed::Aborted),
             PublishError::TooLarge { .. } | PublishError::BadHeader => Outcome::Failed,
         },
@@ -871,6 +878,7 @@ mod tests {
 
     use super::*;
     use crate::config::report::Report as Findings;
+    use crate::gate::Lease;
     use crate::helper::Limits;
     use crate::jwt::{server, testing};
     use crate::node::lint::testing::{self as certificates, Ca};
@@ -1823,7 +1831,9 @@ mod tests {
                 caller: "choria=prov1.example.net".to_owned(),
             };
             let codec = Codec::V1(v1::Codec::insecure(sender));
-            let rpc = Rpc::start(memory.clone(), codec, "i1", 60, metrics.clone()).unwrap();
+            let rpc =
+                Rpc::start(memory.clone(), Lease::endless(), codec, "i1", 60, metrics.clone())
+                    .unwrap();
             let limits = Limits { timeout: LONG, output_max: 1 << 20 };
             let helper = Helper::new(config.helper.clone(), limits, metrics.clone());
             let gate = Arc::new(Gate::new());

@@ -812,6 +812,7 @@ fn count(gauge: i64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootTime;
     use crate::fleet::registry::{Limits, Sighted, Sighting};
     use crate::fleet::roster::Queues;
     use crate::node::{Outcome as Ending, Report};
@@ -927,7 +928,7 @@ mod tests {
         *bench.error.lock() = None;
         bench.observer.sources.gate.end_term();
         assert_eq!(ready(), (true, Reason::Standby.to_string()));
-        bench.observer.sources.gate.open(Reason::Standby);
+        bench.observer.sources.gate.lead(BootTime::now() + Duration::from_secs(3_600));
 
         metrics.token_expires("login", unix_time() - 5);
         metrics.token_expires("signing", unix_time() + 7_300);

@@ -364,8 +364,8 @@ impl<'a> Attempt<'a> {
             Some(adopted) => (adopted.registration, adopted.arrivals),
             None => match self.rpc.send(self.node, C::ACTION, &call.body(), &self.sink) {
                 Ok(registration) => (registration, Vec::new()),
-                Err(SendError(PublishError::Disconnected)) => {
-                    let error = Error::Send(SendError(PublishError::Disconnected));
+                Err(SendError(error @ (PublishError::Disconnected | PublishError::Late))) => {
+                    let error = Error::Send(SendError(error));
                     let failure = Failure::Disconnected;
                     return Ok(Ended::Failed(Failed { failure, error, result: None }));
                 }

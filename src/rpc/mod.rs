@@ -33,6 +33,7 @@ pub use self::discovery::{DiscoveryError, Found, discover};
 
 use self::discovery::{Burst, LATE_FINDS_MAX};
 use crate::clock::unix_nanos;
+use crate::gate::Lease;
 use crate::metrics::Metrics;
 use crate::protocol::json::excerpt;
 use crate::protocol::subject::{self, BadSubject, Pattern, ReplySubjects, Subject};
@@ -85,6 +86,8 @@ pub enum Answer {
 /// Sends requests and takes all replies of the process.
 pub struct Rpc {
     transport: Arc<dyn Transport>,
+    /// Requests that it does not cover are not sent.
+    lease: Lease,
     codec: RwLock<Arc<Codec>>,
     /// Sets this process apart in the subject of replies.
     instance: String,
@@ -175,14 +178,15 @@ pub struct Registration {
 impl Rpc {
     /// Subscribes to the replies of this process.
     ///
-    /// `instance` sets it apart from other processes with the same caller id, and `ttl_secs` is how far nodes' clocks may
-    /// be off.
+    /// `lease` says until when its requests may be sent, `instance` sets it apart from other processes with the same caller
+    /// id, and `ttl_secs` is how far nodes' clocks may be off.
     ///
     /// # Errors
     ///
     /// [`StartError`] if `instance` can't be a part of a subject.
     pub fn start(
         transport: Arc<dyn Transport>,
+        lease: Lease,
         codec: Codec,
         instance: &str,
         ttl_secs: u32,
@@ -202,6 +206,7 @@ impl Rpc {
         let subscription = shared.listen(&*transport, &pattern);
         Ok(Arc::new(Rpc {
             transport,
+            lease,
             codec: RwLock::new(Arc::new(codec)),
             instance: instance.to_owned(),
             ttl_secs,
@@ -284,9 +289,9 @@ impl Rpc {
             NoResponders::Wanted => Some(&reply_to),
             NoResponders::Unwanted => None,
         };
-        self.transport
-            .publish(&Publish { subject: ask.subject, reply, headers: &[], payload: &payload })
-            .map_err(SendError)
+        let until = self.lease.until();
+        let message = Publish { reply, until, ..Publish::new(ask.subject, &payload) };
+        self.transport.publish(&message).map_err(SendError)
     }
 
     fn encode(&self, ask: &Ask<'_>, id: RequestId, reply_to: &Subject) -> Vec<u8> {

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use openssl::sha::sha256;
 use serde_json::{Value, json};
 
+use crate::gate::Lease;
 use crate::metrics::Metrics;
 use crate::protocol::{Codec, Identity, Sender, v1};
 use crate::rpc::{Action, Rpc};
@@ -32,7 +33,8 @@ impl Net {
             caller: "choria=prov1.example.net".to_owned(),
         };
         let codec = Codec::V1(v1::Codec::insecure(sender));
-        let rpc = Rpc::start(memory.clone(), codec, "i1", 60, metrics.clone()).unwrap();
+        let rpc =
+            Rpc::start(memory.clone(), Lease::endless(), codec, "i1", 60, metrics.clone()).unwrap();
         Net { memory, rpc, metrics }
     }
 

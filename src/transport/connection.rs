@@ -34,7 +34,7 @@ use crate::transport::connection::keeper::Keeper;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::{BrokerError, ErrorKind, Errors};
 use crate::transport::login::{self, Credentials};
-use crate::transport::outbox::{Gone, Wire};
+use crate::transport::outbox::{Gone, Unsent, Wire};
 use crate::transport::servers::{Brokers, Pool, ServerAddress};
 use crate::transport::wire::{self, Info};
 use crate::transport::{Handler, Link, Publish, PublishError, Subscription, Transport};
@@ -215,7 +215,7 @@ impl Drop for Connection {
 
 impl Transport for Connection {
     fn publish(&self, message: &Publish<'_>) -> Result<(), PublishError> {
-        let Publish { subject, reply, headers, payload } = *message;
+        let Publish { subject, reply, headers, payload, until } = *message;
         if !headers.iter().all(|(name, value)| wire::is_header(name, value)) {
             return Err(PublishError::BadHeader);
         }
@@ -227,8 +227,11 @@ impl Transport for Connection {
         }
         let (subject, reply) = (subject.as_str(), reply.map(|reply| reply.as_str()));
         link.wire
-            .send(|frame| wire::publish(frame, subject, reply, headers, payload))
-            .map_err(|Gone| self.shared.offline())
+            .send(until, |frame| wire::publish(frame, subject, reply, headers, payload))
+            .map_err(|unsent| match unsent {
+                Unsent::Gone => self.shared.offline(),
+                Unsent::Late => PublishError::Late,
+            })
     }
 
     fn subscribe(&self, pattern: &Pattern, handler: Handler) -> Subscription {

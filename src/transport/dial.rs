@@ -165,7 +165,8 @@ pub(super) fn close_gently(socket: &TcpStream) {
     let _ = set_socket_linger(socket, None);
 }
 
-fn wait_writable(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
+/// Waits until something can be written to `socket`, or it has failed.
+pub(super) fn wait_writable(socket: &TcpStream, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::clock::BootTime;
 use crate::protocol::subject::Pattern;
 use crate::transport::{Handler, Message, Publish, PublishError, Subscription, Transport, wire};
 
@@ -126,13 +127,16 @@ impl Memory {
     }
 
     fn accept(&self, message: &Publish<'_>) -> Result<(Published, bool), PublishError> {
-        let Publish { subject, reply, headers, payload } = *message;
+        let Publish { subject, reply, headers, payload, until } = *message;
         if !headers.iter().all(|(name, value)| wire::is_header(name, value)) {
             return Err(PublishError::BadHeader);
         }
         let mut state = self.state.lock();
         if !state.is_connected {
             return Err(PublishError::Disconnected);
+        }
+        if until.is_some_and(|until| BootTime::now() >= until) {
+            return Err(PublishError::Late);
         }
         let (size, max) = (wire::header_size(headers) + payload.len(), state.max_payload);
         if size > max {

@@ -28,6 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::clock::BootTime;
 use crate::protocol::subject::{Pattern, Subject};
 
 /// What a broker delivered to one of our subscriptions.
@@ -56,6 +57,15 @@ pub struct Publish<'a> {
     pub headers: &'a [(&'a str, &'a str)],
     /// The body.
     pub payload: &'a [u8],
+    /// From then on it must not reach the wire any more; what of it waits is dropped with the connection.
+    pub until: Option<BootTime>,
+}
+
+impl<'a> Publish<'a> {
+    /// A message without anything else.
+    pub fn new(subject: &'a Subject, payload: &'a [u8]) -> Publish<'a> {
+        Publish { subject, reply: None, headers: &[], payload, until: None }
+    }
 }
 
 /// Why a message was not sent.
@@ -72,6 +82,8 @@ pub enum PublishError {
     },
     /// A header name or value holds a line break.
     BadHeader,
+    /// Its time was up before it could be sent.
+    Late,
     /// The connection is being closed for good.
     Closed,
 }
@@ -84,6 +96,7 @@ impl fmt::Display for PublishError {
                 write!(f, "message of {size} bytes exceeds the broker's limit of {max}")
             }
             PublishError::BadHeader => f.write_str("a header holds a line break"),
+            PublishError::Late => f.write_str("it was too late to send it"),
             PublishError::Closed => f.write_str("the connection was closed"),
         }
     }

@@ -6,7 +6,7 @@
 //! reading stops those who publish, for the write time-out at most, and never the reader.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
 use std::mem;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -14,7 +14,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 
+use crate::clock::BootTime;
+use crate::transport::dial;
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::session::Session;
 use crate::transport::wire::{self, Parser};
@@ -34,6 +38,21 @@ const BUFFER_KEPT: usize = 2 * OUTBOX_MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gone;
 
+/// Why a frame was not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsent {
+    /// The connection is over.
+    Gone,
+    /// Its time was up.
+    Late,
+}
+
+impl From<Gone> for Unsent {
+    fn from(Gone: Gone) -> Unsent {
+        Unsent::Gone
+    }
+}
+
 /// The writing half of one connection.
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -52,6 +71,8 @@ struct Out {
     bytes: Vec<u8>,
     /// How many of them [`Wire::leave`] left.
     left: usize,
+    /// From then on they must not reach the wire any more.
+    until: Option<BootTime>,
     /// Our PINGs without an answer, oldest first, with those who wait for one.
     pings: VecDeque<Option<Sender<()>>>,
     ending: Option<Ending>,
@@ -65,7 +86,14 @@ impl Wire {
         wake: Sender<()>,
         write_timeout: Duration,
     ) -> Wire {
-        let out = Out { session, bytes: Vec::new(), left: 0, pings: VecDeque::new(), ending: None };
+        let out = Out {
+            session,
+            bytes: Vec::new(),
+            left: 0,
+            until: None,
+            pings: VecDeque::new(),
+            ending: None,
+        };
         Wire { socket, out: Mutex::new(out), turn: Mutex::new(Vec::new()), wake, write_timeout }
     }
 
@@ -75,7 +103,13 @@ impl Wire {
     }
 
     /// Sends one frame. It is on the wire on return, unless another thread is just writing: then that one goes on with it.
-    pub(super) fn send(&self, frame: impl FnOnce(&mut Vec<u8>)) -> Result<(), Gone> {
+    ///
+    /// If that one is not done `until` then, the connection ends, with all that waits: an encrypted frame can't be left out.
+    pub(super) fn send(
+        &self,
+        until: Option<BootTime>,
+        frame: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Unsent> {
         let mut out = self.out.lock();
         while out.bytes.len() >= OUTBOX_MAX && out.ending.is_none() {
             drop(out);
@@ -85,9 +119,13 @@ impl Wire {
             self.flush()?;
             out = self.out.lock();
         }
-        let out = self.put(out, frame)?;
+        if is_over(until) {
+            return Err(Unsent::Late);
+        }
+        let mut out = self.put(out, frame)?;
+        out.until = [out.until, until].into_iter().flatten().min();
         drop(out);
-        self.flush()
+        Ok(self.flush()?)
     }
 
     /// Leaves a small frame for the keeper: for the reader, and for those who hold a lock.
@@ -220,9 +258,10 @@ impl Wire {
             }
             mem::swap(&mut out.bytes, turn);
             out.left = 0;
+            let until = out.until.take();
             drop(out);
 
-            let written = write_all(&self.socket, turn, self.write_timeout);
+            let written = write_all(&self.socket, turn, self.write_timeout, until);
             turn.clear();
             turn.shrink_to(BUFFER_KEPT);
             if let Err(error) = written {
@@ -235,33 +274,56 @@ impl Wire {
     }
 }
 
-/// Writes `bytes` within `timeout`, which is the socket's own write time-out as well.
+/// Writes `bytes` within `timeout`, and none of them after `until`.
 ///
-/// A peer that takes a little now and then passes the latter for ever.
-fn write_all(mut socket: &TcpStream, mut bytes: &[u8], timeout: Duration) -> io::Result<()> {
+/// Never waits in the system's own call: that would go on writing when the peer reads again, however late that is, and one
+/// that takes a little now and then would keep it for ever.
+fn write_all(
+    socket: &TcpStream,
+    mut bytes: &[u8],
+    timeout: Duration,
+    until: Option<BootTime>,
+) -> io::Result<()> {
     let deadline = Instant::now() + timeout;
     loop {
-        match socket.write(bytes) {
+        if is_over(until) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was too late for what waited"));
+        }
+        match rustix::net::send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(len) => bytes = &bytes[len..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The system's word for it is "resource temporarily unavailable".
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(timed_out()),
-            Err(error) => return Err(error),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait_writable(socket, deadline, until)?,
+            Err(error) => return Err(error.into()),
         }
         if bytes.is_empty() {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(timed_out());
+            return Err(takes_nothing());
         }
     }
+}
+
+/// Waits for room, at most until one of the two; the caller looks which.
+fn wait_writable(socket: &TcpStream, deadline: Instant, until: Option<BootTime>) -> io::Result<()> {
+    let now = Instant::now();
+    let left = until.map_or(Duration::MAX, |until| until.since(BootTime::now()));
+    let first = now.checked_add(left).map_or(deadline, |until| until.min(deadline));
+    match dial::wait_writable(socket, first) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
+        waited => waited,
+    }
+}
+
+fn is_over(until: Option<BootTime>) -> bool {
+    until.is_some_and(|until| BootTime::now() >= until)
 }
 
 fn demanding() -> Ending {
     Ending::new(ErrorKind::Write, "the broker reads nothing and demands answers")
 }
 
-fn timed_out() -> io::Error {
+fn takes_nothing() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the broker takes nothing")
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use choria_provisioner::gate::Lease;
 use choria_provisioner::metrics::Metrics;
 use choria_provisioner::protocol::{Codec, Identity, RequestId, Sender, v1};
 use choria_provisioner::rpc::actions::{Configure, Inventory, Jwt, Restart};
@@ -86,7 +87,8 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     };
     let codec = Codec::V1(v1::Codec::insecure(sender));
     let instance = RequestId::random();
-    let rpc = Rpc::start(transport, codec, instance.as_str(), 60, metrics).map_err(text)?;
+    let rpc = Rpc::start(transport, Lease::endless(), codec, instance.as_str(), 60, metrics)
+        .map_err(text)?;
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         let threads: Vec<_> =

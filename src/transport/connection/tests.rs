@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
 
 use super::{Connection, Options, StartError};
+use crate::clock::BootTime;
 use crate::config::Secret;
 use crate::dns::{self, Servers};
 use crate::metrics::Metrics;
@@ -46,10 +47,9 @@ fn delivers_what_matches_with_reply_and_headers() {
     client
         .connection
         .publish(&Publish {
-            subject: &subject("a.b.c"),
             reply: Some(&subject("re.ply")),
             headers: &[("nAmE", "value"), ("Second", "a:b")],
-            payload: b"body",
+            ..Publish::new(&subject("a.b.c"), b"body")
         })
         .unwrap();
     let message = messages.recv_timeout(SOON).unwrap();
@@ -173,10 +173,8 @@ fn a_header_that_leaves_its_line_is_refused() {
     let client = Client::start(&broker.url());
     client.up();
     let refused = client.connection.publish(&Publish {
-        subject: &subject("a"),
-        reply: None,
         headers: &[("a", "b\r\n\r\nPUB x 0")],
-        payload: b"",
+        ..Publish::new(&subject("a"), b"")
     });
     assert_eq!(refused, Err(PublishError::BadHeader));
 }
@@ -454,6 +452,61 @@ fn fill_the_wire<'scope>(
         }
     };
     (0..threads).map(|_| scope.spawn(publish)).collect()
+}
+
+#[test]
+fn what_comes_too_late_is_not_sent_and_costs_nothing_else() {
+    let (_listener, mut peer, client) = Client::connected();
+    let subject = subject("late");
+    let late = Publish { until: Some(BootTime::now()), ..Publish::new(&subject, b"late") };
+    assert_eq!(client.connection.publish(&late), Err(PublishError::Late));
+    client.publish("in.time", b"hi").unwrap();
+    assert_eq!(peer.line(), "PUB in.time 2");
+}
+
+#[test]
+fn what_waits_too_long_ends_the_connection_and_is_never_written() {
+    let (listener, mut peer, client) = Client::connected_with(|options| {
+        options.write_timeout = SOON * 10;
+    });
+    let published = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let writers = fill_the_wire(scope, &client, &published, 1);
+        client.until_stuck(&published);
+        let until = BootTime::now() + Duration::from_millis(50);
+        let subject = subject("late");
+        let late = Publish { until: Some(until), ..Publish::new(&subject, b"late") };
+        assert_eq!(client.connection.publish(&late), Ok(()), "the one who writes goes on with it");
+        client.until(|| BootTime::now() >= until);
+        let rest = peer.rest();
+        assert!(rest.contains("PUB b ") && !rest.contains("late"));
+        for writer in writers {
+            assert_eq!(writer.join().unwrap(), PublishError::Disconnected);
+        }
+    });
+    let Link::Down { reason } = client.link() else { panic!("not down") };
+    assert_eq!(reason, "writing failed: it was too late for what waited");
+    let _peer = listener.greet_until_up(&client);
+}
+
+#[test]
+fn a_writer_that_is_stuck_gives_up_when_it_is_too_late() {
+    let (_listener, _peer, client) = Client::connected_with(|options| {
+        options.write_timeout = SOON * 10;
+    });
+    let subject = subject("b");
+    let body = vec![b'x'; 100_000];
+    let until = BootTime::now() + Duration::from_secs(1);
+    let stuck = Publish { until: Some(until), ..Publish::new(&subject, &body) };
+    let error = loop {
+        if let Err(error) = client.connection.publish(&stuck) {
+            break error;
+        }
+    };
+    assert!(BootTime::now() >= until);
+    assert_eq!(error, PublishError::Disconnected);
+    let Link::Down { reason } = client.link() else { panic!("not down") };
+    assert_eq!(reason, "writing failed: it was too late for what waited");
 }
 
 #[test]
@@ -872,7 +925,7 @@ impl Client {
                 return;
             };
             let (subject, payload) = (subject(&reply), &message.payload);
-            let answer = Publish { subject: &subject, reply: None, headers: &[], payload };
+            let answer = Publish::new(&subject, payload);
             connection.publish(&answer).unwrap();
         });
         self.connection.subscribe(&pattern(text), handler)
@@ -880,13 +933,13 @@ impl Client {
 
     fn publish(&self, text: &str, payload: &[u8]) -> Result<(), PublishError> {
         let subject = &subject(text);
-        self.connection.publish(&Publish { subject, reply: None, headers: &[], payload })
+        self.connection.publish(&Publish::new(subject, payload))
     }
 
     fn request(&self, to: &str, reply: &str, payload: &[u8]) {
         let (to, reply) = (subject(to), subject(reply));
         self.connection
-            .publish(&Publish { subject: &to, reply: Some(&reply), headers: &[], payload })
+            .publish(&Publish { reply: Some(&reply), ..Publish::new(&to, payload) })
             .unwrap();
     }
 
