@@ -16,6 +16,7 @@ use crate::fleet::seldom::Seldom;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
+use crate::protocol::json::excerpt;
 use crate::protocol::lifecycle::{self, EventKind};
 use crate::protocol::subject::Pattern;
 use crate::shutdown::Never;
@@ -27,6 +28,8 @@ pub const EVENTS_MAX: usize = 65_536;
 pub const EVENT_BYTES_MAX: usize = 40 << 20;
 /// Bytes of one event; a longer one is none.
 pub const EVENT_LEN_MAX: usize = 64 << 10;
+/// Characters shown of an identity that no node may have.
+const IDENTITY_CHARS_SHOWN: usize = 100;
 /// How often a bad event is logged, at most.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -140,7 +143,8 @@ impl Listener {
             Ok(identity) => identity,
             Err(error) => {
                 self.metrics.invalid_identities.inc();
-                self.complain("identity", &format_args!("event of {:?}: {error}", event.identity));
+                let named = excerpt(&event.identity, IDENTITY_CHARS_SHOWN);
+                self.complain("identity", &format_args!("event of \"{named}\": {error}"));
                 return;
             }
         };
