@@ -86,6 +86,8 @@ pub struct Metrics {
     pub invalid_identities: IntCounter,
     /// Lifecycle events dropped by `kind`.
     pub events_ignored: IntCounterVec,
+    /// Nodes that came back unprovisioned soon after they were configured.
+    pub returns: IntCounter,
     /// Nodes a full `queue` had no place for.
     pub queue_refused: IntCounterVec,
     /// Unix time of the end of the last good discovery, in seconds.
@@ -205,6 +207,10 @@ impl Metrics {
                 "events_ignored_total",
                 "Lifecycle events that did not lead to a node, by the reason",
                 "kind",
+            ),
+            returns: make.counter(
+                "returns_total",
+                "Nodes that came back unprovisioned soon after they were configured",
             ),
             queue_refused: make.counters(
                 "queue_refused_total",

@@ -167,6 +167,15 @@ pub enum Next {
     NotCurrent,
 }
 
+/// A node that came back unprovisioned soon after it was configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Returned {
+    /// Its name.
+    pub identity: Identity,
+    /// How often it has done so within [`KEPT_FOR`].
+    pub times: u32,
+}
+
 /// What a sweep removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Swept {
@@ -313,6 +322,7 @@ pub struct Registry {
     kept: HashMap<Identity, Kept>,
     kept_by_age: BTreeSet<(Instant, Identity)>,
     discoveries: Discoveries,
+    returned: Option<Returned>,
 }
 
 impl Registry {
@@ -330,6 +340,7 @@ impl Registry {
             kept: HashMap::new(),
             kept_by_age: BTreeSet::new(),
             discoveries: Discoveries::default(),
+            returned: None,
         }
     }
 
@@ -499,6 +510,11 @@ impl Registry {
         };
         self.enter(identity, entry);
         Finished { tally, next }
+    }
+
+    /// The node that has just come back unprovisioned after it was configured, if one has; said once.
+    pub fn take_returned(&mut self) -> Option<Returned> {
+        self.returned.take()
     }
 
     /// A discovery begins.
@@ -689,6 +705,7 @@ impl Registry {
             Settled::Configured { .. } => {}
         }
         let returns = self.keep_return(identity, now);
+        self.returned = Some(Returned { identity: identity.clone(), times: returns });
         entry.last_error = Some(match returns {
             1 => "came back unprovisioned after it was configured".into(),
             _ => format!("came back unprovisioned {returns} times after it was configured").into(),
@@ -1368,14 +1385,19 @@ mod tests {
     fn a_node_that_comes_back_again_and_again_waits_longer_and_longer() {
         let mut world = World::new();
         configured(&mut world);
+        assert_eq!(world.registry.take_returned(), None);
         assert!(matches!(world.sight(EVENT), Sighted::Queued(_)));
-        for expected in [60, 120, 240, 480, 960, 1800, 1800] {
+        let returned = world.registry.take_returned().unwrap();
+        assert_eq!(returned.times, 1);
+        assert_eq!(world.registry.take_returned(), None, "said once");
+        for (times, expected) in (2..).zip([60, 120, 240, 480, 960, 1800, 1800]) {
             world.take_and_configure();
             world.pass(5);
             let id = format!("after {expected} at {:?}", world.now);
             assert_eq!(world.sight(Sighting::Event { id: &id }), Sighted::NotDue);
             assert_eq!(world.state(), format!("Waiting {expected}"));
             assert!(world.node().last_error.starts_with("came back unprovisioned"));
+            assert_eq!(world.registry.take_returned().map(|node| node.times), Some(times));
             world.pass(expected);
             assert!(matches!(world.sight(DISCOVERY), Sighted::Queued(_)));
         }

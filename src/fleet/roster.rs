@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::fleet::registry::{Key, Limits, Queue, Registry, Sighted, Sighting};
+use crate::fleet::registry::{Key, Limits, Queue, Registry, Returned, Sighted, Sighting};
 use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
@@ -75,7 +75,8 @@ impl Roster {
         work: impl FnOnce(&mut Registry, &mut dyn FnMut(Queue, &Key) -> bool) -> T,
     ) -> T {
         let mut refused = [0_u64; 2];
-        let done = work(&mut self.registry.lock(), &mut |queue, key| {
+        let mut registry = self.registry.lock();
+        let done = work(&mut registry, &mut |queue, key| {
             let (sender, refused) = match queue {
                 Queue::First => (&self.first, &mut refused[0]),
                 Queue::Retry => (&self.retry, &mut refused[1]),
@@ -84,6 +85,14 @@ impl Roster {
             *refused += u64::from(!fits);
             fits
         });
+        let returned = registry.take_returned();
+        drop(registry);
+        if let Some(Returned { identity, times }) = returned {
+            self.metrics.returns.inc();
+            let node = identity.as_str();
+            log::warn!(component = node, node, times;
+                "{node} came back unprovisioned after it was configured: does its configuration set plugin.choria.server.provision to 0?");
+        }
         for (count, label) in refused.into_iter().zip(["work", "retry"]) {
             if count > 0 {
                 self.metrics.queue_refused.with_label_values(&[label]).inc_by(count);
