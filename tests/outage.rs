@@ -38,6 +38,8 @@ fn a_killed_broker_costs_no_node_no_thread_and_no_second_configuration() {
     let metrics = daemon.metrics();
     assert_eq!(metrics.sum("provisioned"), 200.0, "{metrics:?}");
     assert_eq!(metrics.sum("broker_reconnects_total"), 1.0);
+    let connected = format!("Connected to {}", broker.url());
+    assert_eq!(daemon.log().matches(&connected).count(), 2, "once more than at the start");
     assert_eq!(metrics.sum("waiting_retry_nodes"), 0.0, "nobody waits because of it");
     let mut lost = threads;
     for name in daemon.threads() {
