@@ -22,7 +22,7 @@
 //!
 //! In reading order:
 //!
-//! * [`cli`], [`config`], [`descriptors`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and ends.
+//! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and ends.
 //! * [`fleet`]: all threads and how they are connected; [`fleet::registry`] is what we know of each node.
 //! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
@@ -48,6 +48,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod coredump;
 pub mod descriptors;
 pub mod logging;
 pub mod pidfile;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use choria_provisioner::cli::{self, Invocation, PROGRAM, Run, VERSION};
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::{self, Surroundings};
+use choria_provisioner::coredump;
 use choria_provisioner::descriptors;
 use choria_provisioner::fleet::{self, Setup};
 use choria_provisioner::logging::{Log, chain};
@@ -42,6 +43,8 @@ enum End {
 }
 
 fn run(arguments: &Run) -> End {
+    // Before anything secret is read.
+    coredump::forbid();
     let surroundings = Surroundings::of_process();
     let client = arguments.choria_config.clone().unwrap_or_else(|| default_file(&surroundings));
     let mut settings = match config::load(&arguments.config, &client, &surroundings) {

@@ -180,6 +180,22 @@ fn sigterm_ends_it_well_and_takes_the_pid_file_away() {
 }
 
 #[test]
+fn a_crash_leaves_no_secret_on_disk() {
+    let site = Site::new(GOOD);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -Sc \"$(ulimit -Hc)\" && exec \"$@\"", "sh"]);
+    shell.arg(env!("CARGO_BIN_EXE_choria-provisioner"));
+    shell.arg("--config").arg(site.path("p.yaml"));
+    shell.arg("--choria-config").arg(site.path("c.cfg"));
+    let mut daemon = Daemon::start(shell);
+    daemon.wait_for("Starting with");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert!(line["Max core file size".len()..].trim_start().starts_with("0 "), "{line}");
+    daemon.stop();
+}
+
+#[test]
 fn the_limit_on_file_descriptors_is_raised_for_many_workers() {
     for (most, raised, warned) in [(700, "664 ", false), (100, "100 ", true)] {
         let site = Site::new(&format!("{GOOD}workers: 75\n"));
