@@ -453,6 +453,38 @@ mod tests {
     use super::json::hostile;
     use super::*;
 
+    /// Each kind has its own tests, here and in `rpc`, which compare as many as these.
+    #[test]
+    fn every_recorded_message_is_of_a_kind_that_is_compared() {
+        let kinds = |messages: &str| {
+            let mut counts = [0; 4];
+            for line in messages.lines() {
+                let message: serde_json::Value = serde_json::from_str(line).unwrap();
+                let text = |key: &str| message[key].as_str().unwrap_or_default();
+                let subject = text("subject");
+                let has = |prefix| subject.starts_with(prefix);
+                let is_request = has("provisioning.broadcast.") || has("provisioning.node.");
+                // An election's answers come to an inbox, and nodes' to a subject that ends in the request's id.
+                let last = subject.rsplit('.').next().unwrap();
+                let kind = if is_request {
+                    0
+                } else if has("provisioning.reply.") && RequestId::parse(last).is_some() {
+                    1
+                } else if has("choria.lifecycle.event.") {
+                    2
+                } else {
+                    assert!(has("choria.streams.") || has("provisioning.reply."), "{subject}");
+                    3
+                };
+                counts[kind] += 1;
+            }
+            counts
+        };
+        assert_eq!(kinds(testing::INSECURE), [6, 6, 5, 0]);
+        assert_eq!(kinds(testing::X509), [6, 6, 4, 0]);
+        assert_eq!(kinds(testing::ISSUER), [6, 6, 5, 40]);
+    }
+
     #[test]
     fn takes_the_names_nodes_have() {
         for name in ["n1", "n1.example.net", "N1_x-y.example.net", "knoten.österreich.example"] {
