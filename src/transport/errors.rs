@@ -149,8 +149,14 @@ pub(super) struct Errors {
 impl Errors {
     /// Whether the last warning of its kind is long enough ago.
     pub(super) fn note(&mut self, kind: ErrorKind, text: String, now: Instant) -> bool {
-        // Any node can cause these two, and must not hide what the broker says.
-        if !matches!(kind, ErrorKind::BadHeader | ErrorKind::TooLarge) {
+        let is_kept = match kind {
+            // Any node can cause these two, and must not hide what the broker says.
+            ErrorKind::BadHeader | ErrorKind::TooLarge => false,
+            // What else we may not do on the same connection: the first says most, such as a wrong account.
+            ErrorKind::Permissions => self.last.as_ref().is_none_or(|last| last.kind != kind),
+            _ => true,
+        };
+        if is_kept {
             self.last = Some(BrokerError { kind, text, at: now });
         }
         let last = self.warned.get(&kind);
@@ -198,6 +204,23 @@ mod tests {
         assert!(errors.note(ErrorKind::Lost, "c".to_owned(), now));
         assert!(errors.note(ErrorKind::Permissions, "d".to_owned(), now + WARNING_PAUSE));
         assert_eq!(errors.last.unwrap().text, "d");
+    }
+
+    #[test]
+    fn of_all_that_is_not_permitted_the_first_is_kept() {
+        let mut errors = Errors::default();
+        let now = Instant::now();
+        for (kind, text) in [
+            (ErrorKind::Permissions, "the wrong account"),
+            (ErrorKind::Permissions, "so not this subject"),
+        ] {
+            errors.note(kind, text.to_owned(), now);
+        }
+        assert_eq!(errors.last.as_ref().unwrap().text, "the wrong account");
+        // Another connection.
+        errors.note(ErrorKind::Lost, "gone".to_owned(), now);
+        errors.note(ErrorKind::Permissions, "another".to_owned(), now);
+        assert_eq!(errors.last.unwrap().text, "another");
     }
 
     #[test]
