@@ -108,6 +108,31 @@ fn no_key_is_sent_where_no_exchange_was_begun() {
     assert_eq!(fleet.node(0).times_asked(Action::Configure), 0);
 }
 
+#[test]
+fn a_node_that_restarts_after_the_exchange_gets_its_key_by_another_one() {
+    let broker = NatsServer::start();
+    let builder = Daemon::builder(&broker.address()).helper(HELPER);
+    let (ca, key, node) = (Ca::new(), ec_key(), "n0.fleet.example.net");
+    let pem = key.private_key_to_pem_pkcs8().unwrap();
+    answer(&builder, &ca, node, &key, std::str::from_utf8(&pem).unwrap());
+    let daemon = builder.start();
+    daemon.wait_ready();
+    let fault = Fault::RebootsAfter(Action::Jwt);
+    let fleet = Fleet::builder(&broker.url()).broken(node, fault).start();
+    fleet.wait_all_provisioned(within(2 * SOON)).unwrap();
+
+    let reason = "configuration failed: refused with status 1: TLS Setup Failed: could not decrypt private key: private key not set (5 tries)";
+    assert!(daemon.logged(&[&format!("Could not provision {node}: {reason}")]), "{}", daemon.log());
+    let arrived = fleet.node(0).received().unwrap().key.unwrap();
+    assert!(PKey::private_key_from_der(&arrived).unwrap().public_eq(&key));
+    for outcome in ["failed", "provisioned"] {
+        common::wait_until(SOON, outcome, || {
+            let label = format!("outcome=\"{outcome}\"");
+            daemon.metrics().with("outcomes_total", &label) == 1.0
+        });
+    }
+}
+
 #[track_caller]
 fn refuses(builder: Builder, fleet: &Fleet, parts: &[&str], outcome: &str) {
     let (ca, key) = (Ca::new(), ec_key());
