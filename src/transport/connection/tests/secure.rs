@@ -479,6 +479,47 @@ fn connected(write_timeout: Duration) -> (Listener, Raw, Client) {
 }
 
 #[test]
+fn a_broker_whose_words_come_byte_by_byte_is_understood() {
+    let listener = Listener::start();
+    let client = Client::with(&listener.url(), |options| options.credentials = secure());
+    let (_subscription, messages) = client.subscribe("a");
+    let mut peer = listener.accept();
+    peer.say(INFO_TLS);
+    let drip = Drip(peer.tcp.try_clone().unwrap());
+    let mut peer = peer.try_encrypt_over(drip, &broker_of(&AUTHORITY)).unwrap().greet_encrypted();
+    client.up();
+    for size in [0, 1, 2, 1_000, 20_000] {
+        let body = "x".repeat(size);
+        peer.say(&format!("MSG a 1 {size}\r\n{body}\r\n"));
+        assert_eq!(messages.recv_timeout(SOON).unwrap().payload, body.as_bytes());
+    }
+    // The other way goes on, too.
+    client.publish("b", b"hello").unwrap();
+    while !peer.line().starts_with("PUB b 5") {}
+    assert_eq!(peer.line(), "hello");
+}
+
+/// Every byte goes out by itself.
+#[derive(Debug)]
+struct Drip(TcpStream);
+
+impl Write for Drip {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(&bytes[..bytes.len().min(1)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Drip {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+#[test]
 fn a_complaint_before_the_end_of_tls_explains_it() {
     let listener = Listener::start();
     let client = Client::with(&listener.url(), |options| options.credentials = secure());
@@ -618,11 +659,20 @@ impl Raw {
         self.try_encrypt(certified).expect("the handshake fails")
     }
 
-    fn try_encrypt(mut self, certified: &Certified) -> Option<Raw> {
+    fn try_encrypt(self, certified: &Certified) -> Option<Raw> {
+        let tcp = self.tcp.try_clone().unwrap();
+        self.try_encrypt_over(tcp, certified)
+    }
+
+    fn try_encrypt_over(
+        mut self,
+        below: impl Stream + std::fmt::Debug + 'static,
+        certified: &Certified,
+    ) -> Option<Raw> {
         let mut acceptor = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls_server()).unwrap();
         acceptor.set_certificate(&certified.certificate).unwrap();
         acceptor.set_private_key(&certified.key).unwrap();
-        let stream = acceptor.build().accept(self.tcp.try_clone().unwrap()).ok()?;
+        let stream = acceptor.build().accept(below).ok()?;
         let stream: Box<dyn Stream> = Box::new(stream);
         self.stream = BufReader::new(stream);
         Some(self)
