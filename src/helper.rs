@@ -25,6 +25,7 @@ use crossbeam_channel::Receiver;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::config::choria::PASSWORD_VARIABLE;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
 use crate::shutdown::Never;
@@ -248,10 +249,11 @@ fn hidden() -> Vec<OsString> {
 }
 
 /// Whether a variable of our environment is kept from the helper: what systemd tells us could speak for us, or let our
-/// credentials be read, and how the helper is run is ours to say.
+/// credentials be read, the password for the broker is ours, and how the helper is run is ours to say.
 fn is_hidden(name: &std::ffi::OsStr) -> bool {
     name == "NOTIFY_SOCKET"
         || name == "CREDENTIALS_DIRECTORY"
+        || name == PASSWORD_VARIABLE
         || name == PROTOCOL_VARIABLE
         || name.as_encoded_bytes().starts_with(b"WATCHDOG_")
 }
@@ -946,6 +948,8 @@ mod tests {
             ("WATCHDOG_USEC", true),
             ("CREDENTIALS_DIRECTORY", true),
             ("CHORIA_PROVISIONER_HELPER", true),
+            ("MCOLLECTIVE_NATS_PASSWORD", true),
+            ("MCOLLECTIVE_NATS_USERNAME", false),
             ("PATH", false),
             ("WATCHDOGS", false),
         ] {

@@ -47,6 +47,9 @@ pub struct ChoriaConfig {
     pub security: Security,
 }
 
+/// Where the password for the broker comes from where the client file leaves it open.
+pub const PASSWORD_VARIABLE: &str = "MCOLLECTIVE_NATS_PASSWORD";
+
 /// What the provisioner's own settings say about the network.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Network<'n> {
@@ -232,7 +235,7 @@ impl Draft {
             },
             "plugin.nats.user" => self.user = Some(or_variable("MCOLLECTIVE_NATS_USERNAME")),
             "plugin.nats.pass" => {
-                self.password = Some(Secret::new(or_variable("MCOLLECTIVE_NATS_PASSWORD")));
+                self.password = Some(Secret::new(or_variable(PASSWORD_VARIABLE)));
             }
             "plugin.security.choria.token_file" => {
                 self.token = Some((line, path(value, surroundings)));
