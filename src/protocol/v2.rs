@@ -14,6 +14,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::{Signer as _, SigningKey};
 use serde::Deserialize;
+use zeroize::Zeroizing;
 
 use crate::protocol::json::push_string;
 use crate::protocol::{
@@ -30,14 +31,14 @@ pub struct Codec {
 
 /// What vouches for a request: our client JWT, and the key it names.
 pub struct Signer {
-    token: String,
+    token: Zeroizing<String>,
     key: SigningKey,
 }
 
 impl Signer {
     /// Takes the text of the token, and the key whose public half it names; whether it does is for the caller to check.
     pub fn new(token: &str, key: SigningKey) -> Signer {
-        Signer { token: token.trim().to_owned(), key }
+        Signer { token: Zeroizing::new(token.trim().to_owned()), key }
     }
 }
 
