@@ -418,6 +418,11 @@ impl Fleet {
         keys::verify_key_pem()
     }
 
+    /// The provisioning JWT of its healthy nodes.
+    pub fn provisioning_jwt(&self) -> &str {
+        &self.inner.site.tokens.good
+    }
+
     /// Publishes the startup event of every node that announces itself.
     pub fn announce(&self) {
         let inner = &self.inner;
