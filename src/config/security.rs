@@ -22,7 +22,7 @@ use crate::config::choria::keys::{Fate, fate};
 use crate::config::choria::{boolean, path};
 use crate::config::report::Report;
 use crate::config::{Surroundings, is_open_to_all, read_file, read_secret};
-use crate::jwt::{VerifyKey, client};
+use crate::jwt::{VerifyKey, VerifyKind, client};
 use crate::pki::x509;
 use crate::protocol::Identity;
 use crate::transport::tls::{self, Connector, Offer, Trust};
@@ -646,9 +646,9 @@ impl Written {
     /// The key of an organization's issuer, as the file has it for brokers and nodes.
     fn issuer(&self, organization: &str) -> Option<VerifyingKey> {
         let (_, text) = self.get(&issuer_key(organization))?;
-        match VerifyKey::from_hex(text).ok()? {
-            VerifyKey::Ed25519(key) => Some(*key),
-            VerifyKey::Rsa(_) => None,
+        match VerifyKey::from_hex(text).ok()?.kind() {
+            VerifyKind::Ed25519(key) => Some(**key),
+            VerifyKind::Rsa(_) => None,
         }
     }
 

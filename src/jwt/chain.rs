@@ -11,7 +11,7 @@ use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
 use serde::de::DeserializeOwned;
 
 use super::hex::{self, HexError};
-use super::{CHAIN_ISSUER, Parsed, Standard, Token, VerifyKey};
+use super::{CHAIN_ISSUER, Parsed, Standard, Token, VerifyKey, VerifyKind};
 use crate::protocol::ksuid::Ksuid;
 
 /// Checks signature and dates of `text` as brokers and nodes do, for which `issuer` is the organization's issuer.
@@ -30,11 +30,11 @@ pub fn verify<C: DeserializeOwned>(
     now: i64,
 ) -> Result<Token<C>, super::Error> {
     let parsed = Parsed::read(text)?;
-    let mut key = VerifyKey::Ed25519(Box::new(*issuer));
+    let mut key: VerifyKey = VerifyKind::Ed25519(Box::new(*issuer)).into();
     parsed.check_kind(&key)?;
     if parsed.token.standard.iss.starts_with(CHAIN_ISSUER) {
         let signer = chain_issuer(&parsed.token.standard, issuer).map_err(super::Error::Chain)?;
-        key = VerifyKey::Ed25519(Box::new(signer));
+        key = VerifyKind::Ed25519(Box::new(signer)).into();
     }
     parsed.check_signature(&key)?;
     parsed.token.standard.check_dates(now)?;

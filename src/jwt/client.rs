@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::hex::{self, HexError};
 use super::{
     CHAIN_ISSUER, DEFAULT_ORGANIZATION, ORGANIZATION_ISSUER, Parsed, SignKeyError, Standard, Token,
-    VerifyKey, chain, null_is_default,
+    VerifyKey, VerifyKind, chain, null_is_default,
 };
 
 /// `purpose` of a client JWT.
@@ -152,7 +152,9 @@ impl ChainIssuer {
         }
 
         let issuer = organization_key(standard)?;
-        let VerifyKey::Ed25519(organization_key) = &issuer else { return Err(Error::Issuer) };
+        let VerifyKind::Ed25519(organization_key) = issuer.kind() else {
+            return Err(Error::Issuer);
+        };
         chain::check_vouched(standard, organization_key).map_err(Error::Chain)?;
         parsed.check_signature(&issuer).map_err(Error::Signature)?;
 

@@ -11,6 +11,7 @@ pub mod provisioning;
 pub mod server;
 
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,6 +22,7 @@ use openssl::pkey::{Id, PKey, Private, Public};
 use openssl::rsa::Rsa;
 use openssl::sign::{Signer, Verifier};
 use openssl::x509::X509;
+use parking_lot::Mutex;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Number;
@@ -181,8 +183,26 @@ impl Standard {
 }
 
 /// A public key that tokens are checked with.
+///
+/// It remembers the last token whose signature it found right, and takes the same bytes again without a calculation: one
+/// token usually serves a fleet, and what was signed stays signed. Dates and claims are looked at each time.
 #[derive(Debug, Clone)]
-pub enum VerifyKey {
+pub struct VerifyKey {
+    kind: VerifyKind,
+    /// Shared by all copies of the key.
+    last: Arc<Mutex<Option<Signed>>>,
+}
+
+/// Bytes, and a right signature of them.
+#[derive(Debug)]
+struct Signed {
+    bytes: Box<[u8]>,
+    signature: Box<[u8]>,
+}
+
+/// What kind of key it is.
+#[derive(Debug, Clone)]
+pub enum VerifyKind {
     /// For `EdDSA`.
     Ed25519(Box<VerifyingKey>),
     /// For `RS256`, `RS384` and `RS512`.
@@ -213,7 +233,7 @@ impl VerifyKey {
             .or_else(|_| Rsa::public_key_from_der_pkcs1(&block.der).and_then(PKey::from_rsa))
             .map_err(|_| KeyError::Pem("neither a public key nor a certificate".to_owned()))?;
         match key.id() {
-            Id::RSA => Ok(VerifyKey::Rsa(key)),
+            Id::RSA => Ok(VerifyKind::Rsa(key).into()),
             _ => Err(KeyError::Pem("key is not a valid RSA public key".to_owned())),
         }
     }
@@ -240,30 +260,53 @@ impl VerifyKey {
         bytes: &[u8; ed25519_dalek::PUBLIC_KEY_LENGTH],
     ) -> Result<VerifyKey, KeyError> {
         let key = VerifyingKey::from_bytes(bytes).map_err(|_| KeyError::Point)?;
-        Ok(VerifyKey::Ed25519(Box::new(key)))
+        Ok(VerifyKind::Ed25519(Box::new(key)).into())
+    }
+
+    /// The key itself.
+    pub fn kind(&self) -> &VerifyKind {
+        &self.kind
     }
 
     fn fits(&self, algorithm: Algorithm) -> Result<(), Error> {
-        match (algorithm, self) {
-            (Algorithm::EdDsa, VerifyKey::Ed25519(_)) | (Algorithm::Rsa(_), VerifyKey::Rsa(_)) => {
-                Ok(())
-            }
-            (Algorithm::EdDsa, VerifyKey::Rsa(_)) => Err(Error::Unverifiable(
+        match (algorithm, &self.kind) {
+            (Algorithm::EdDsa, VerifyKind::Ed25519(_))
+            | (Algorithm::Rsa(_), VerifyKind::Rsa(_)) => Ok(()),
+            (Algorithm::EdDsa, VerifyKind::Rsa(_)) => Err(Error::Unverifiable(
                 "error while executing keyfunc: ed25519 public key required",
             )),
-            (Algorithm::Rsa(_), VerifyKey::Ed25519(_)) => {
+            (Algorithm::Rsa(_), VerifyKind::Ed25519(_)) => {
                 Err(Error::Unverifiable("error while executing keyfunc: rsa public key required"))
             }
         }
     }
 
-    fn check(&self, algorithm: Algorithm, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
+    /// Checks `signature` of `bytes`, the header of which names the algorithm.
+    fn check(&self, algorithm: Algorithm, bytes: &[u8], signature: &[u8]) -> Result<(), Error> {
         self.fits(algorithm)?;
+        let is_last = |last: &Signed| *last.bytes == *bytes && *last.signature == *signature;
+        if self.last.lock().as_ref().is_some_and(is_last) {
+            return Ok(());
+        }
+        self.kind.check(algorithm, bytes, signature)?;
+        *self.last.lock() = Some(Signed { bytes: bytes.into(), signature: signature.into() });
+        Ok(())
+    }
+}
+
+impl From<VerifyKind> for VerifyKey {
+    fn from(kind: VerifyKind) -> VerifyKey {
+        VerifyKey { kind, last: Arc::default() }
+    }
+}
+
+impl VerifyKind {
+    fn check(&self, algorithm: Algorithm, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
         match (algorithm, self) {
-            (Algorithm::EdDsa, VerifyKey::Ed25519(key)) => Signature::from_slice(signature)
+            (Algorithm::EdDsa, VerifyKind::Ed25519(key)) => Signature::from_slice(signature)
                 .and_then(|signature| key.verify_strict(signed, &signature))
                 .map_err(|_| Error::BadSignature("ed25519: verification error".to_owned())),
-            (Algorithm::Rsa(digest), VerifyKey::Rsa(key)) => {
+            (Algorithm::Rsa(digest), VerifyKind::Rsa(key)) => {
                 let verified = Verifier::new(digest, key)
                     .and_then(|mut verifier| verifier.verify_oneshot(signature, signed));
                 match verified {
@@ -274,7 +317,8 @@ impl VerifyKey {
                     }
                 }
             }
-            (Algorithm::EdDsa, VerifyKey::Rsa(_)) | (Algorithm::Rsa(_), VerifyKey::Ed25519(_)) => {
+            (Algorithm::EdDsa, VerifyKind::Rsa(_))
+            | (Algorithm::Rsa(_), VerifyKind::Ed25519(_)) => {
                 unreachable!("the key fits the algorithm")
             }
         }

@@ -416,6 +416,16 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_was_right_before_still_has_its_time() {
+        let token = signed(r#"{"purpose":"choria_provisioning","nbf":1000,"exp":2000}"#);
+        let key = testing::ed25519_key();
+        for (now, is_taken) in [(1500, true), (2000, false), (1999, true), (999, false)] {
+            let result = ProvisioningToken::verify(&token, &key.clone(), now);
+            assert_eq!(result.is_ok(), is_taken, "at {now}");
+        }
+    }
+
+    #[test]
     fn never_takes_a_changed_token() {
         let mut random = fastrand::Rng::with_seed(7);
         for (file, key) in [
@@ -427,6 +437,8 @@ mod tests {
         ] {
             let token = testing::recorded(file);
             for _ in 0..2_000 {
+                // The key remembers it, and must not take another one for it.
+                ProvisioningToken::verify(&token, &key, NOW).unwrap();
                 let mut changed = token.trim().as_bytes().to_vec();
                 let at = random.usize(..changed.len());
                 changed[at] ^= 1 << random.u8(..8);

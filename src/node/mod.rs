@@ -561,32 +561,39 @@ fn ephemeral() -> Result<Ephemeral, ErrorStack> {
 fn verify_key(source: Option<&VerifyKeySource>, last: &LastKey) -> Result<VerifyKey, Error> {
     match source {
         None => Err(Error::NoVerifyKey),
-        Some(VerifyKeySource::Ed25519(bytes)) => {
-            VerifyKey::from_ed25519(bytes).map_err(|source| Error::VerifyKey { path: None, source })
-        }
+        Some(VerifyKeySource::Ed25519(bytes)) => last
+            .of(bytes, || VerifyKey::from_ed25519(bytes))
+            .map_err(|source| Error::VerifyKey { path: None, source }),
         Some(VerifyKeySource::File(path)) => {
             let content = config::read_file(path)
                 .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other))
                 .map_err(|source| Error::VerifyKeyFile { path: path.clone(), source })?;
-            last.of(content).map_err(|source| Error::VerifyKey { path: Some(path.clone()), source })
+            last.of(content.as_bytes(), || VerifyKey::from_file(&content))
+                .map_err(|source| Error::VerifyKey { path: Some(path.clone()), source })
         }
     }
 }
 
-/// The key of the last file read, and what the file held. Another one is made when that has changed: reading a small file costs
-/// a few microseconds, making OpenSSL's key of it a third of all that we do for a node.
+/// The last key that provisioning JWTs were verified with, and what it was made of. Another one is made when that has changed:
+/// reading a small file costs a few microseconds, making OpenSSL's key of it a third of all that we do for a node, and with the
+/// key goes what it remembers.
 #[derive(Debug, Default)]
-pub struct LastKey(Mutex<Option<(String, VerifyKey)>>);
+pub struct LastKey(Mutex<Option<(Vec<u8>, VerifyKey)>>);
 
 impl LastKey {
-    fn of(&self, content: String) -> Result<VerifyKey, KeyError> {
+    /// The key that `make` makes of `content`.
+    fn of(
+        &self,
+        content: &[u8],
+        make: impl FnOnce() -> Result<VerifyKey, KeyError>,
+    ) -> Result<VerifyKey, KeyError> {
         if let Some((known, key)) = &*self.0.lock()
-            && *known == content
+            && known == content
         {
             return Ok(key.clone());
         }
-        let key = VerifyKey::from_file(&content)?;
-        *self.0.lock() = Some((content, key.clone()));
+        let key = make()?;
+        *self.0.lock() = Some((content.to_vec(), key.clone()));
         Ok(key)
     }
 }
@@ -880,7 +887,7 @@ mod tests {
     use crate::config::report::Report as Findings;
     use crate::gate::Lease;
     use crate::helper::Limits;
-    use crate::jwt::{server, testing};
+    use crate::jwt::{VerifyKind, server, testing};
     use crate::node::lint::testing::{self as certificates, Ca};
     use crate::protocol::{self, Codec, v1};
     use crate::transport::Message;
@@ -1151,11 +1158,14 @@ mod tests {
             testing::recorded("issuer/issuer.public"),
         );
         let last = LastKey::default();
-        let read = |content: &str| last.of(content.to_owned());
+        let read = |content: &str| {
+            let key = last.of(content.as_bytes(), || VerifyKey::from_file(content))?;
+            Ok::<_, KeyError>(key.kind().clone())
+        };
         for _ in 0..2 {
-            assert!(matches!(read(&rsa), Ok(VerifyKey::Rsa(_))));
-            assert!(matches!(read(&rsa), Ok(VerifyKey::Rsa(_))));
-            assert!(matches!(read(&hex), Ok(VerifyKey::Ed25519(_))));
+            assert!(matches!(read(&rsa), Ok(VerifyKind::Rsa(_))));
+            assert!(matches!(read(&rsa), Ok(VerifyKind::Rsa(_))));
+            assert!(matches!(read(&hex), Ok(VerifyKind::Ed25519(_))));
             // A broken one does not leave the one before in force.
             assert!(read(&hex[1..]).is_err());
         }
