@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -130,6 +131,17 @@ pub(super) enum Fed {
     Refused,
 }
 
+/// What a wait found; what is not known may be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Ready {
+    /// There is something on stdout, or its end.
+    pub output: bool,
+    /// The same for stderr.
+    pub errors: bool,
+    /// The child has ended.
+    pub ended: bool,
+}
+
 /// A running child and our ends of its pipes.
 pub(super) struct Process {
     child: Child,
@@ -244,19 +256,24 @@ impl Process {
         ]
     }
 
-    /// Waits until there is something to do, `time` at most, and not longer than an abort may go unnoticed.
-    pub fn wait(&self, time: Duration, writes: bool, has_ended: bool) {
+    /// Waits until there is something to do, `time` at most, and not longer than an abort may go unnoticed; says what.
+    pub fn wait(&self, time: Duration, writes: bool, has_ended: bool) -> Ready {
         let [stdin, stdout, stderr] = self.pipes();
         let stdin = stdin.filter(|_| writes);
         let wake = if self.pidfd.is_some() || has_ended { ABORT_CHECK } else { END_CHECK };
         // Readable for ever after the end, so it is left out then.
         let pidfd = self.pidfd.as_ref().filter(|_| !has_ended).map(AsFd::as_fd);
         let mut fds = Vec::with_capacity(4);
-        fds.extend(stdin.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
         for fd in [stdout, stderr, pidfd].into_iter().flatten() {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
-        poll(&mut fds, time.min(wake));
+        fds.extend(stdin.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
+        let has_looked = poll(&mut fds, time.min(wake));
+        let mut events = fds.iter().map(|fd| !has_looked || !fd.revents().is_empty());
+        let mut is_ready = |fd: Option<BorrowedFd<'_>>| fd.is_some() && events.next() == Some(true);
+        let (output, errors) = (is_ready(stdout), is_ready(stderr));
+        let ended = is_ready(pidfd) || (self.pidfd.is_none() && !has_ended);
+        Ready { output, errors, ended }
     }
 
     /// Writes what the pipe takes of the input.
@@ -322,14 +339,14 @@ impl Process {
     /// Reads once from stderr, which is never a reason to fail; whether there was anything.
     pub fn read_errors(&mut self) -> bool {
         let Some(stderr) = &self.stderr else { return false };
-        let mut chunk = [0; ERRORS_CHUNK];
+        let mut chunk = [const { MaybeUninit::uninit() }; ERRORS_CHUNK];
         match rustix::io::read(stderr, &mut chunk) {
-            Ok(0) => {
+            Ok(([], _)) => {
                 self.stderr = None;
                 false
             }
-            Ok(length) => {
-                self.errors.take(&chunk[..length]);
+            Ok((bytes, _)) => {
+                self.errors.take(bytes);
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
@@ -345,7 +362,7 @@ impl Process {
         match &self.pidfd {
             Some(pidfd) => poll(&mut [PollFd::new(pidfd, PollFlags::IN)], time),
             None => poll(&mut [], time.min(END_CHECK)),
-        }
+        };
     }
 
     /// Whether the child has ended. It is not reaped here: until then neither its id nor its group's can belong to another.
@@ -414,12 +431,12 @@ impl Process {
     }
 }
 
-/// Waits for one of `fds`, `time` at most; an interruption ends the wait early.
-fn poll(fds: &mut [PollFd<'_>], time: Duration) {
+/// Waits for one of `fds`, `time` at most. False if an interruption ended the wait early: then nothing is known of them.
+fn poll(fds: &mut [PollFd<'_>], time: Duration) -> bool {
     // A time that does not fit is longer than any of ours.
     let time = Timespec::try_from(time).ok();
     // Nothing but an interruption or a lack of memory can go wrong, and the caller looks again either way.
-    let _ = rustix::event::poll(fds, time.as_ref());
+    rustix::event::poll(fds, time.as_ref()).is_ok()
 }
 
 /// Reads once and appends; nothing if there is nothing yet, zero at the end of the file.

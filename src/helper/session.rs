@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::process::{Cause, Fed, Process, Stderr};
+use super::process::{Cause, Fed, Process, Ready, Stderr};
 use super::text::escape;
 use super::{Input, answer};
 use crate::protocol::json;
@@ -187,6 +187,9 @@ impl Session {
     /// Whether the process waits for a question: it lives, and has said nothing since its last answer.
     pub fn check(&mut self) -> Result<(), Fault> {
         self.process.begin();
+        if self.process.wait(Duration::ZERO, false, false) == Ready::default() {
+            return Ok(());
+        }
         self.process.drain_errors();
         match self.process.read_output(CHECK_MAX) {
             Err(Cause::Unreadable(error)) => Err(Fault::Unreadable(error)),
@@ -206,15 +209,23 @@ impl Session {
         self.process.begin();
         self.scanned = 0;
         let mut has_ended = false;
+        // Nothing is said before the question.
+        let mut ready = Ready::default();
         loop {
             let fed = self.process.feed(&question.line);
-            // The line's end is not counted.
-            let grew = match self.process.read_output(bounds.output_max.saturating_add(1)) {
-                Ok(grew) => grew,
-                Err(Cause::Unreadable(error)) => return Err(Fault::Unreadable(error)),
-                Err(_) => return Err(Fault::TooLong),
-            };
-            self.process.read_errors();
+            let mut grew = false;
+            // Whoever refuses to listen may have said why.
+            if ready.output || fed == Fed::Refused {
+                // The line's end is not counted.
+                grew = match self.process.read_output(bounds.output_max.saturating_add(1)) {
+                    Ok(grew) => grew,
+                    Err(Cause::Unreadable(error)) => return Err(Fault::Unreadable(error)),
+                    Err(_) => return Err(Fault::TooLong),
+                };
+            }
+            if ready.errors {
+                self.process.read_errors();
+            }
             if fed == Fed::Wholly
                 && let Some(end) = self.line_end()
             {
@@ -239,9 +250,12 @@ impl Session {
             if now >= bounds.deadline {
                 return Err(Fault::TimedOut);
             }
-            self.process.wait(bounds.deadline - now, fed == Fed::Partly, has_ended);
-            // Its last words are read once more before its end counts.
-            has_ended = self.process.has_ended();
+            ready = self.process.wait(bounds.deadline - now, fed == Fed::Partly, has_ended);
+            if ready.ended && self.process.has_ended() {
+                has_ended = true;
+                // Its last words are read once more before its end counts.
+                ready.output = true;
+            }
         }
     }
 
