@@ -1,6 +1,7 @@
 //! Writes each outcome into the registry, counts it, and sweeps what has expired.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased, tick};
@@ -14,6 +15,12 @@ use crate::ops::history::{Ended, History};
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// How long an outcome may wait for the next ones, so that the thread wakes up for many at once: few things cost as much.
+const TOGETHER: Duration = Duration::from_millis(5);
+
+/// Outcomes written before the sweep is looked at.
+const BATCH: usize = 1024;
 
 /// An attempt, or the probe before it, that has ended.
 #[derive(Debug)]
@@ -49,7 +56,11 @@ impl Finisher {
         loop {
             select_biased! {
                 recv(self.done) -> done => match done {
-                    Ok(done) => self.finish(done),
+                    Ok(done) => {
+                        self.finish(done);
+                        self.done.try_iter().take(BATCH).for_each(|done| self.finish(done));
+                        thread::sleep(TOGETHER);
+                    }
                     Err(_) => return,
                 },
                 recv(sweep) -> _ => self.sweep(),

@@ -31,6 +31,9 @@ use crate::shutdown::{Never, is_over};
 pub const ARRIVALS_MAX: usize = 1024;
 /// Answers looked at before a node is asked or handed on.
 const ARRIVALS_BATCH: usize = 64;
+/// How long answers wait to be looked at while all permits are taken and the next nodes have answered: nobody needs them
+/// sooner, and few things cost as much as to wake a thread.
+const ARRIVALS_WAIT: Duration = Duration::from_millis(20);
 /// Nodes to ask again that wait to be looked at.
 pub const AGAIN_MAX: usize = 1024;
 /// Bytes of answers held in all: thousands of ordinary inventories.
@@ -116,12 +119,16 @@ impl Prober {
             self.connection = self.setup.gate.lost();
             self.core.reset();
         }
+        self.hear_all();
         self.expire(open, now);
         self.ask_again(open, now);
         let next_token = self.hand_on(open, now);
         self.measure();
 
-        let none = never();
+        let no_permit = open.is_some() && next_token.is_none() && self.core.has_answered();
+        let (none, no_arrivals) = (never(), never());
+        let arrivals = if no_permit { &no_arrivals } else { &self.arrivals };
+        let look = no_permit.then(|| now + ARRIVALS_WAIT);
         let may_ask = open.is_some() && self.core.has_room();
         let could_not = may_ask && self.core.next_to_ask().is_some();
         let asks = may_ask && !could_not;
@@ -132,19 +139,16 @@ impl Prober {
             Turn::Retry => (&queues.retry, &queues.first),
         };
         let try_again = could_not.then(|| now + CANNOT_ASK_WAIT);
-        let wake = [self.core.next_due(), next_token, try_again].into_iter().flatten().min();
+        let due = [self.core.next_due(), next_token, try_again, look];
+        let wake = due.into_iter().flatten().min();
         let timer = wake.map_or_else(never, at);
         select_biased! {
             recv(self.setup.stop) -> _ => return false,
             recv(self.setup.again) -> key => if let Ok(key) = key {
                 self.core.ask_again(&key);
             },
-            recv(self.arrivals) -> arrival => if let Ok(arrival) = arrival {
+            recv(arrivals) -> arrival => if let Ok(arrival) = arrival {
                 self.hear(arrival);
-                for _ in 1..ARRIVALS_BATCH {
-                    let Ok(arrival) = self.arrivals.try_recv() else { break };
-                    self.hear(arrival);
-                }
             },
             recv(self.gate_changed) -> _ => {}
             recv(self.setup.freed) -> _ => {}
@@ -157,6 +161,14 @@ impl Prober {
             recv(timer) -> _ => {}
         }
         true
+    }
+
+    /// Takes what has come by now, up to a bound.
+    fn hear_all(&mut self) {
+        for _ in 0..ARRIVALS_BATCH {
+            let Ok(arrival) = self.arrivals.try_recv() else { return };
+            self.hear(arrival);
+        }
     }
 
     /// Ends or asks again whoever has been silent for too long.
