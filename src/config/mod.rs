@@ -750,7 +750,8 @@ fn ms(count: u64) -> Duration {
 
 /// Reads a file that people write; one that is larger than any of these ever is, is an error.
 pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    // Room for a key or a token.
+    let mut bytes = Vec::with_capacity(4096);
     open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(io::Error::other(format!("larger than {FILE_BYTES_MAX} bytes")));

@@ -34,7 +34,7 @@ impl Question {
         }
 
         let id = number.to_string();
-        let mut line = serde_json::to_vec(&Line { id: &id, node: input })?;
+        let mut line = json::compact(&Line { id: &id, node: input })?.into_bytes();
         // Claims are passed on as they were written. Within a text no line break can stand as it is, elsewhere it is a blank.
         for byte in line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
             *byte = b' ';

@@ -103,7 +103,7 @@ fn check(text: &str) -> Result<(), BadSubject> {
 /// Where one node listens.
 pub fn node(identity: &Identity) -> Subject {
     // Safe without a check: an identity has no wildcard, no blank and no empty part.
-    Subject(format!("{COLLECTIVE}.node.{identity}").into())
+    Subject([COLLECTIVE, ".node.", identity.as_str()].concat().into())
 }
 
 /// Where all nodes listen for discovery.

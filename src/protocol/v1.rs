@@ -12,9 +12,10 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::pki::x509;
-use crate::protocol::json::{Object, push_string};
+use crate::protocol::json::{self, Object, push_string};
 use crate::protocol::{
     COLLECTIVE, DecodeError, Layer, NANOS_PER_SEC, Reply, Request, RequestId, Sender,
     expect_protocol, open_transport, push_trace, read, verify_hash,
@@ -104,9 +105,10 @@ impl Codec {
         let bytes = open_transport(payload, "choria:transport:1")?;
         let secure: SecureDocument = read(&bytes, Layer::Secure)?;
         expect_protocol(&secure.protocol, "choria:secure:reply:1", Layer::Secure)?;
-        verify_hash(secure.message.as_bytes(), &secure.hash)?;
+        let message = text(secure.message, Layer::Secure)?;
+        verify_hash(message.as_bytes(), &secure.hash)?;
 
-        let reply: ReplyDocument = read(secure.message.as_bytes(), Layer::Reply)?;
+        let reply: ReplyDocument = read(message.as_bytes(), Layer::Reply)?;
         expect_protocol(&reply.protocol, "choria:reply:1", Layer::Reply)?;
         let envelope = reply.envelope.0;
         Ok(Reply {
@@ -114,9 +116,14 @@ impl Codec {
             sender: envelope.senderid.into_owned(),
             agent: envelope.agent.into_owned(),
             unix_time: envelope.time,
-            body: reply.message.into_owned(),
+            body: text(reply.message, Layer::Reply)?.into_owned(),
         })
     }
+}
+
+/// A long text within a document, which serde would put together bit by bit.
+fn text(value: &RawValue, layer: Layer) -> Result<Cow<'_, str>, DecodeError> {
+    json::text(value).map_err(|source| DecodeError::Json { layer, source: source.into() })
 }
 
 impl Signer {
@@ -145,7 +152,7 @@ struct SecureDocument<'a> {
     #[serde(borrow)]
     protocol: Cow<'a, str>,
     #[serde(borrow)]
-    message: Cow<'a, str>,
+    message: &'a RawValue,
     #[serde(borrow)]
     hash: Cow<'a, str>,
 }
@@ -155,7 +162,7 @@ struct ReplyDocument<'a> {
     #[serde(borrow)]
     protocol: Cow<'a, str>,
     #[serde(borrow)]
-    message: Cow<'a, str>,
+    message: &'a RawValue,
     #[serde(borrow)]
     envelope: Object<Envelope<'a>>,
 }

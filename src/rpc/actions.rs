@@ -125,7 +125,7 @@ struct RequestBody<'a, D> {
 
 fn body<C: Call + Serialize>(call: &C) -> String {
     let body = RequestBody { agent: C::ACTION.agent(), action: C::ACTION.name(), data: call };
-    serde_json::to_string(&body).expect("strings and maps of strings always serialise")
+    json::compact(&body).expect("strings and maps of strings always serialise")
 }
 
 /// Asks for facts, classes and version.
