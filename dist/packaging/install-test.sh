@@ -156,6 +156,32 @@ ok "a purge removes what the package and the daemon made, and nothing else"
 rm -rf $etc
 userdel choria-provisioner
 
+### The image #####################################################################################
+
+# As a builder of images reads it, with settings mounted.
+copies=$(awk '$1 == "COPY" { print $2, $3 }' Containerfile)
+while read -r from to; do install -D "context/$from" "image$to"; done <<<"$copies"
+command=$(sed -n -E 's/^(ENTRYPOINT|CMD) //p' Containerfile | python3 -c 'import json, sys
+for line in sys.stdin: print("\n".join(json.loads(line)))')
+mapfile -t command <<<"$command"
+mkdir -p image/etc/choria-provisioner
+cp verify.pem image/etc/choria-provisioner/
+cat >image/etc/choria-provisioner/choria-provisioner.yaml <<'YAML'
+# Nothing else is there that could be started.
+helper: /usr/sbin/choria-provisioner
+choria_insecure: true
+token: s3cret
+monitor_port: 9999
+features: {jwt: true}
+jwt_verify_cert: /etc/choria-provisioner/verify.pem
+YAML
+printf 'identity = p.example.net\nplugin.choria.middleware_hosts = 127.0.0.1:4222\n' >image/etc/choria-provisioner/choria.cfg
+systemd-run --quiet --unit=image chroot --userspec="$(awk '$1 == "USER" { print $2 }' Containerfile)" /scene/image "${command[@]}"
+soon curl -sf http://127.0.0.1:9999/readyz
+connected_as p.example.net
+systemctl stop image
+ok "the daemon runs in an image that holds nothing else"
+
 ### The rpm #######################################################################################
 
 # Nothing on this machine came from an rpm, so the few packages that it needs are not known to be there.
