@@ -150,6 +150,11 @@ impl Lease {
         }
     }
 
+    /// How much of it is left; nothing without an election.
+    pub fn left(&self) -> Duration {
+        self.until().map_or(Duration::ZERO, |until| until.since(BootTime::now()))
+    }
+
     fn set(&self, until: Option<BootTime>) {
         let nanos = until.map(|until| until.since(BootTime::START).as_nanos());
         let nanos = nanos.map_or(u64::MAX, |nanos| u64::try_from(nanos).unwrap_or(u64::MAX));

@@ -13,6 +13,7 @@
 //!                             workers    one node at a time: node::provision ──► rpc, helper
 //!                               │ done queue
 //!                             finisher   outcomes into the registry
+//!                             election   opens and closes the gate for all of them, where there are several daemons
 //! ```
 //!
 //! Synchronous: operating system threads and channels. Every thread is a thin shell (wait, ask the core, do what it says)
@@ -39,6 +40,7 @@
 //!
 //! * One identity is in at most one worker. An entry of a queue whose generation is not the registry's current one is skipped.
 //! * A node is queued by a sighting only: an event, an answer to discovery, an operator's wish. No message flows back.
+//! * Of several daemons of ours with an election, never two act in one instant: the gate's lease goes down to the write.
 //! * Nothing new begins while the gate has a reason against it. A node that was begun goes on in its term only and waits for
 //!   the connection; a pause and the drain let it finish.
 //! * A reply counts only if its hash verifies, it answers a request of ours and it comes from the node that was asked.

@@ -17,9 +17,11 @@ use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
+
+use crate::protocol::election::ELECTION;
 
 /// The `Content-Type` of what [`Metrics::render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -100,6 +102,15 @@ pub struct Metrics {
     pub helper_processes: IntGauge,
     /// Such processes started in the place of one that failed.
     pub helper_restarts: IntCounter,
+    /// 1 while we lead the election.
+    pub leader: IntGauge,
+    lease: Lease,
+    /// Writes to the election's key by `election`, `identity` and `state`, as the original's.
+    election_campaigns: IntCounterVec,
+    /// The original's `leader`.
+    election_leader: IntGaugeVec,
+    /// Seconds from one write to the next.
+    election_interval_seconds: GaugeVec,
     /// Unix time at which a `token` of ours expires, in seconds: `signing` is the one server JWTs hang on.
     pub token_expiry_timestamp_seconds: IntGaugeVec,
 }
@@ -236,6 +247,39 @@ impl Metrics {
                 "helper_restarts_total",
                 "Helper processes started in the place of one that failed or ended",
             ),
+            leader: make
+                .gauge("leader", "1 while this instance leads the election, 0 without an election"),
+            lease: make.lease(),
+            election_campaigns: make.register(
+                IntCounterVec::new(
+                    Opts::new(
+                        "choria_election_campaigns",
+                        "The number of campaigns a specific candidate voted in",
+                    ),
+                    &["election", "identity", "state"],
+                )
+                .expect(VALID),
+            ),
+            election_leader: make.register(
+                IntGaugeVec::new(
+                    Opts::new(
+                        "choria_election_leader",
+                        "Indicates if a specific instance is the current leader",
+                    ),
+                    &["election", "identity"],
+                )
+                .expect(VALID),
+            ),
+            election_interval_seconds: make.register(
+                GaugeVec::new(
+                    Opts::new(
+                        "choria_election_interval_seconds",
+                        "The number of seconds between campaigns",
+                    ),
+                    &["election", "identity"],
+                )
+                .expect(VALID),
+            ),
             token_expiry_timestamp_seconds: make.gauges(
                 "token_expiry_timestamp_seconds",
                 "Unix time at which a token of the provisioner expires",
@@ -259,6 +303,25 @@ impl Metrics {
     /// Counts an RPC that was given up.
     pub fn rpc_error(&self, action: &'static str) {
         self.calls.0.lock().entry(action).or_default().errors += 1;
+    }
+
+    /// Counts a write to the election's key by who we are, and when the next is due.
+    pub fn campaign(&self, identity: &str, state: &str, interval: Duration) {
+        self.election_campaigns.with_label_values(&[ELECTION, identity, state]).inc();
+        self.election_interval_seconds
+            .with_label_values(&[ELECTION, identity])
+            .set(interval.as_secs_f64());
+    }
+
+    /// Notes whether we lead.
+    pub fn lead(&self, identity: &str, leads: bool) {
+        self.leader.set(i64::from(leads));
+        self.election_leader.with_label_values(&[ELECTION, identity]).set(i64::from(leads));
+    }
+
+    /// Whom to ask how much is left of the lease; without, there is none.
+    pub fn lease_from(&self, left: impl Fn() -> Duration + Send + Sync + 'static) {
+        *self.lease.left.lock() = Some(Box::new(left));
     }
 
     /// Notes when a token of ours expires, in seconds since 1970; `token` says which.
@@ -338,6 +401,31 @@ impl Collector for Summary {
             proto::MetricType::SUMMARY,
             vec![summary(&self.desc, None, self.count(), seconds)],
         )]
+    }
+}
+
+type Left = Box<dyn Fn() -> Duration + Send + Sync>;
+
+/// Prints what is left of the lease at that moment.
+#[derive(Clone)]
+struct Lease {
+    desc: Desc,
+    left: Arc<Mutex<Option<Left>>>,
+}
+
+impl Collector for Lease {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<proto::MetricFamily> {
+        let left = self.left.lock().as_ref().map_or(Duration::ZERO, |left| left());
+        let mut gauge = proto::Gauge::default();
+        gauge.set_value(left.as_secs_f64());
+        let mut metric = proto::Metric::default();
+        metric.set_label(labels(&self.desc, None));
+        metric.set_gauge(gauge);
+        vec![family(&self.desc, proto::MetricType::GAUGE, vec![metric])]
     }
 }
 
@@ -470,6 +558,12 @@ impl Make<'_> {
     fn histograms(&self, name: &str, help: &str, label: &str, buckets: &[f64]) -> HistogramVec {
         let opts = HistogramOpts::from(self.opts(name, help)).buckets(buckets.to_vec());
         self.register(HistogramVec::new(opts, &[label]).expect(VALID))
+    }
+
+    fn lease(&self) -> Lease {
+        let help = "How long this instance may still act as leader without another word from the broker, 0 while it may not";
+        let desc = self.desc("lease_remaining_seconds", help, &[]);
+        self.register(Lease { desc, left: Arc::default() })
     }
 
     fn summary(&self, name: &str, help: &str) -> Summary {

@@ -137,7 +137,7 @@ fn by_key(config: &Config, bytes: &[u8]) -> Value {
         "jwt_signing_token": written!(jwt_signing_token),
         "server_jwt_validity": seconds(validity),
         "rego_policy": written!(rego_policy),
-        "leader_election": written!(leader_election or false),
+        "leader_election": config.leader_election,
         "upgrades_repository": written!(upgrades_repository),
         "upgrades_optional": written!(upgrades_optional or false),
         "features.pki": config.features.enrollment == Enrollment::Pki,

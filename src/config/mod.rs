@@ -107,6 +107,8 @@ pub struct Config {
     pub helper_output_max: usize,
     /// Pause before `configure`, in which a second answer can betray a forger.
     pub contradiction_wait: Duration,
+    /// Provision only while we are elected.
+    pub leader_election: bool,
 }
 
 /// What is done for a node beyond configuring it.
@@ -321,6 +323,7 @@ impl Config {
                 secs(0)..=secs(10),
                 report,
             ),
+            leader_election: file.leader_election.is_some_and(|at| at.value),
             // Last, since only this one has no default: everything above has been checked by now.
             helper: helper(file.helper, report)?,
         })
@@ -344,12 +347,8 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
     let mut refuse = |key: &str, line: usize| {
         report.error(line, format!("{key}: not supported by this version yet"));
     };
-    let flags =
-        [("leader_election", &file.leader_election), ("active_active", &file.active_active)];
-    for (key, flag) in flags {
-        if let Some(At { line, value: true }) = flag {
-            refuse(key, *line);
-        }
+    if let Some(At { line, value: true }) = file.active_active {
+        refuse("active_active", line);
     }
     let texts = [("admin_socket", &file.admin_socket), ("audit_log", &file.audit_log)];
     for (key, text) in texts {
@@ -906,7 +905,8 @@ mod tests {
         check("", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: exec", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: Persistent", |c| c.helper_mode, HelperMode::Persistent);
-        check("leader_election: no", |c| c.workers >= 1, true);
+        check("leader_election: no", |c| c.leader_election, false);
+        check("leader_election: yes", |c| c.leader_election, true);
         check("active_active: off", |c| c.workers >= 1, true);
         check("features: {ed25519: n, upgrades: false}", |c| c.features.upgrades, false);
     }
@@ -1200,10 +1200,6 @@ mod tests {
 
     #[test]
     fn says_what_this_version_cannot_do() {
-        wrong(
-            "leader_election: true",
-            &["t.yaml:3: leader_election: not supported by this version yet"],
-        );
         wrong(
             "active_active: yes",
             &["t.yaml:3: active_active: not supported by this version yet"],

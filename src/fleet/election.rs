@@ -1,5 +1,597 @@
-//! Campaigns for leadership, so that of several provisioners one provisions.
+//! Campaigns for leadership, so that of several provisioners in one account one provisions.
+//!
+//! When to write the election's key and what follows is decided in [`core`]; this thread sends, hears, and tells the gate.
+//! A key is handed over with a message to all peers, which takes a candidate two seconds instead of the key's life. The
+//! connection and an operator's pause are seen as the gate has them.
+//!
+//! Whoever loses leadership forgets all nodes but those in hand, which end before their next step: another has them now.
 
 pub mod core;
 #[cfg(test)]
 mod simulation;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased};
+use parking_lot::Mutex;
+
+use self::core::{Answer, Core, Input, Loss, Output, Role, Ticket};
+use crate::clock::BootTime;
+use crate::fleet::roster::{Queues, Roster};
+use crate::fleet::seldom::Seldom;
+use crate::gate::{Gate, Reason};
+use crate::logging::chain;
+use crate::metrics::Metrics;
+use crate::protocol::Identity;
+use crate::protocol::election::{self, Written};
+use crate::protocol::peer::{self, PEER_BYTES_MAX, Said};
+use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
+use crate::rpc::Rpc;
+use crate::shutdown::{Never, is_over};
+use crate::transport::{Message, Publish, Subscription, Transport};
+
+/// Answers that wait to be looked at: there is one request at a time, and its answer may come twice.
+const ANSWERS_MAX: usize = 16;
+/// What peers said that waits to be looked at. Offers are rare, and one that is lost costs the key's life.
+const OFFERS_MAX: usize = 16;
+/// How often a leader that wants to stop looks whether a node is still in hand.
+const LOOK_FOR_IDLE: Duration = Duration::from_millis(50);
+/// How often it is logged that the election can't be held, while the reason is the same.
+const TROUBLE_LOG: Duration = Duration::from_secs(600);
+/// The status with which a broker says that nobody listens.
+const NO_RESPONDERS_STATUS: u16 = 503;
+
+/// What the thread works with.
+pub struct Setup {
+    /// Where it is sent.
+    pub transport: Arc<dyn Transport>,
+    /// Knows our caller id, on which the subject of answers depends.
+    pub rpc: Arc<Rpc>,
+    /// What is written into the key.
+    pub identity: Identity,
+    /// This process among its peers.
+    pub instance: String,
+    /// Told who leads.
+    pub gate: Arc<Gate>,
+    /// Forgets its nodes when leadership is lost.
+    pub roster: Arc<Roster>,
+    /// Emptied then.
+    pub queues: Queues,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Starts a discovery.
+    pub discover: Sender<()>,
+    /// What others may see of it.
+    pub view: Arc<View>,
+    /// Disconnects when no new node may be begun.
+    pub drain: Receiver<Never>,
+    /// Disconnects after that, when the last node has ended.
+    pub idle: Receiver<Never>,
+    /// Disconnects when every wait must end.
+    pub abort: Receiver<Never>,
+}
+
+/// What others may see of the election.
+#[derive(Debug)]
+pub struct View(Mutex<(Role, Option<String>)>);
+
+impl View {
+    /// Before the first step.
+    pub fn new() -> View {
+        View(Mutex::new((Role::SettingUp, None)))
+    }
+
+    /// The part we play, and why the election can't be held if so.
+    pub fn get(&self) -> (Role, Option<String>) {
+        self.0.lock().clone()
+    }
+}
+
+impl Default for View {
+    fn default() -> View {
+        View::new()
+    }
+}
+
+/// The thread.
+pub struct Election {
+    setup: Setup,
+    core: Core,
+    replies: Replies,
+    answers: Receiver<(Ticket, Message)>,
+    offers: Receiver<u64>,
+    _offers: Subscription,
+    gate_changed: Receiver<()>,
+    /// Disconnects when the connection ends that the core knows of; none while it knows of none.
+    connection: Option<Receiver<Never>>,
+    is_paused: bool,
+    /// The question for the bucket, if that was the last.
+    asked_for_status: Option<Ticket>,
+    trouble: Option<String>,
+    trouble_log: Seldom,
+}
+
+/// Where answers come.
+struct Replies {
+    /// Sets them apart from those of nodes.
+    instance: String,
+    caller: String,
+    subjects: Arc<ReplySubjects>,
+    sink: Sender<(Ticket, Message)>,
+    subscription: Subscription,
+}
+
+impl Election {
+    /// Closes the gate until leadership is won.
+    ///
+    /// # Errors
+    ///
+    /// [`BadSubject`] if `reply_instance` or the caller can't be a part of a subject.
+    pub fn new(setup: Setup, reply_instance: String) -> Result<Election, BadSubject> {
+        setup.gate.stand_by();
+        let gate_changed = setup.gate.watch();
+        let (sink, answers) = bounded(ANSWERS_MAX);
+        let replies = Replies::new(&*setup.transport, reply_instance, setup.rpc.caller(), sink)?;
+        let (offer, offers) = bounded(OFFERS_MAX);
+        let instance = setup.instance.clone();
+        let subscription = setup.transport.subscribe(
+            &subject::peers().into(),
+            Arc::new(move |message| {
+                if let Some(number) = read_offer(&message.payload, &instance) {
+                    // Newer ones are worth no more than those that wait.
+                    let _ = offer.try_send(number);
+                }
+            }),
+        );
+        Ok(Election {
+            core: Core::new(BootTime::now(), fastrand::Rng::new()),
+            setup,
+            replies,
+            answers,
+            offers,
+            _offers: subscription,
+            gate_changed,
+            connection: None,
+            is_paused: false,
+            asked_for_status: None,
+            trouble: None,
+            trouble_log: Seldom::every(TROUBLE_LOG),
+        })
+    }
+
+    /// Runs until the drain has ended or an abort.
+    pub fn run(mut self) {
+        let mut drain = self.setup.drain.clone();
+        self.look();
+        while !self.core.is_gone() {
+            let leaving = self.core.is_leaving();
+            let look_for_idle = if leaving { at(Instant::now() + LOOK_FOR_IDLE) } else { never() };
+            let now = BootTime::now();
+            let timer = self.core.wake().map(|wake| Instant::now() + wake.since(now));
+            select_biased! {
+                recv(self.setup.abort) -> _ => return,
+                recv(self.answers) -> answer => if let Ok((ticket, message)) = answer {
+                    let answer = self.read(ticket, &message);
+                    self.step(Input::Answer(ticket, answer));
+                },
+                recv(self.gate_changed) -> _ => self.look(),
+                recv(drain) -> _ => {
+                    drain = never();
+                    self.step(Input::Drain);
+                }
+                recv(timer.map_or_else(never, at)) -> _ => self.step(Input::Time),
+                recv(look_for_idle) -> _ => {}
+                recv(self.offers) -> number => if let Ok(number) = number {
+                    self.step(Input::Offer(number));
+                },
+            }
+            if self.core.is_leaving() && self.is_idle() {
+                self.step(Input::Idle);
+            }
+        }
+    }
+
+    /// Takes over what the gate says of connection and operator.
+    fn look(&mut self) {
+        let reasons = self.setup.gate.reasons();
+        if self.connection.as_ref().is_some_and(is_over) {
+            self.connection = None;
+            self.step(Input::Link(false));
+        }
+        if self.connection.is_none() && !reasons.contains(&Reason::Disconnected) {
+            self.connection = Some(self.setup.gate.lost());
+            self.replies.follow(&*self.setup.transport, self.setup.rpc.caller());
+            self.step(Input::Link(true));
+        }
+        let is_paused = reasons.contains(&Reason::Operator);
+        if is_paused != self.is_paused {
+            self.is_paused = is_paused;
+            self.step(Input::Pause(is_paused));
+        }
+    }
+
+    /// Whether no node is in hand.
+    fn is_idle(&self) -> bool {
+        if is_over(&self.setup.drain) {
+            return is_over(&self.setup.idle);
+        }
+        self.setup.roster.registry().counts().working == 0
+    }
+
+    fn step(&mut self, input: Input) {
+        let outputs = self.core.step(BootTime::now(), input);
+        let mut unsent = None;
+        for output in outputs {
+            unsent = unsent.or(self.obey(output));
+        }
+        self.show();
+        if let Some(ticket) = unsent {
+            self.step(Input::Unsent(ticket));
+        }
+    }
+
+    /// Does what the core says; the ticket of what could not be sent.
+    fn obey(&mut self, output: Output) -> Option<Ticket> {
+        let Setup { gate, metrics, .. } = &self.setup;
+        match output {
+            Output::AskStatus(ticket) => {
+                self.asked_for_status = Some(ticket);
+                self.send(ticket, &subject::election_status(), &[], b"")
+            }
+            Output::Write { ticket, expected } => {
+                let state = match self.core.role(BootTime::now()) {
+                    Role::Leader | Role::Confirming => "leader",
+                    Role::Candidate | Role::SettingUp | Role::Out => "candidate",
+                };
+                metrics.campaign(self.setup.identity.as_str(), state, self.core.interval());
+                let number = expected.to_string();
+                let header = (election::EXPECTED_NUMBER, number.as_str());
+                let identity = self.setup.identity.as_str().as_bytes();
+                self.send(ticket, &subject::election_key(), &[header], identity)
+            }
+            Output::Lead(until) => {
+                gate.lead(until);
+                self.lead(true);
+                log::warn!(component = "election"; "Became leader after winning election");
+                // A full channel holds the request already; a closed one has nobody left who discovers.
+                let _ = self.setup.discover.try_send(());
+                None
+            }
+            Output::Renew(until) => {
+                gate.renew(until);
+                None
+            }
+            Output::Lapse => {
+                gate.lapse();
+                self.lead(false);
+                log::warn!(component = "election"; "Leadership has to be confirmed");
+                None
+            }
+            Output::Lost(loss) => {
+                gate.end_term();
+                self.lead(false);
+                match loss {
+                    Loss::SteppedDown => log::info!(component = "election"; "Gave up leadership"),
+                    Loss::NotOurs(why) => {
+                        log::warn!(component = "election"; "Lost leadership: {why}");
+                    }
+                }
+                self.forget();
+                None
+            }
+            Output::HandOver(number) => {
+                let message = peer::handover(&self.setup.instance, number);
+                let subject = subject::peers();
+                if let Err(error) = self.setup.transport.publish(&Publish::new(&subject, &message))
+                {
+                    log::warn!(component = "election"; "Could not hand over leadership: {error}");
+                }
+                None
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        ticket: Ticket,
+        subject: &Subject,
+        headers: &[(&str, &str)],
+        payload: &[u8],
+    ) -> Option<Ticket> {
+        let reply = self.replies.subjects.for_number(ticket);
+        let message = Publish { reply: Some(&reply), headers, ..Publish::new(subject, payload) };
+        match self.setup.transport.publish(&message) {
+            Ok(()) => None,
+            Err(error) => {
+                log::debug!(component = "election"; "Could not send: {error}");
+                Some(ticket)
+            }
+        }
+    }
+
+    /// What a message answers to the request with `ticket`.
+    fn read(&self, ticket: Ticket, message: &Message) -> Answer {
+        if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
+            return Answer::NoResponders;
+        }
+        if self.asked_for_status == Some(ticket) {
+            return match election::read_status(&message.payload) {
+                Ok(bucket) => Answer::Usable(bucket.ttl),
+                Err(error) => Answer::Unusable(chain(&error).to_string()),
+            };
+        }
+        match election::read_written(&message.payload) {
+            Ok(Written::Stored(number)) => Answer::Stored(number),
+            Ok(Written::Refused(refusal)) if refusal.is_contention() => {
+                Answer::Contended(refusal.to_string())
+            }
+            Ok(Written::Refused(refusal)) => Answer::Failed(refusal.to_string()),
+            Err(error) => Answer::Failed(format!("unreadable answer: {error}")),
+        }
+    }
+
+    /// Another has our nodes now; those in hand end by themselves.
+    fn forget(&self) {
+        let Setup { roster, queues, .. } = &self.setup;
+        let forgotten = roster.registry().clear();
+        // Whatever else is in them is not current any more.
+        queues.first.try_iter().chain(queues.retry.try_iter()).for_each(drop);
+        roster.measure();
+        if forgotten > 0 {
+            log::info!(component = "election"; "Forgot {forgotten} nodes: they are another's now");
+        }
+    }
+
+    fn lead(&self, leads: bool) {
+        self.setup.metrics.lead(self.setup.identity.as_str(), leads);
+    }
+
+    /// Lets others see what has changed, and says what goes wrong.
+    fn show(&mut self) {
+        let trouble = self.core.trouble().map(str::to_owned);
+        let is_news = trouble != self.trouble;
+        if let Some(why) = &trouble {
+            let now = Instant::now();
+            if is_news {
+                self.trouble_log = Seldom::every(TROUBLE_LOG);
+            }
+            if let Some(suppressed) = self.trouble_log.now(now) {
+                log::warn!(component = "election", suppressed; "The election can't be held: {why}");
+            }
+        } else if is_news {
+            log::info!(component = "election"; "The election can be held");
+        }
+        *self.setup.view.0.lock() = (self.core.role(BootTime::now()), trouble.clone());
+        self.trouble = trouble;
+    }
+}
+
+/// The number of the key that another offers.
+fn read_offer(payload: &[u8], instance: &str) -> Option<u64> {
+    if payload.len() > PEER_BYTES_MAX {
+        return None;
+    }
+    match peer::read(payload) {
+        Ok(Said::Handover { instance: from, number }) if from != instance => Some(number),
+        Ok(Said::Handover { .. } | Said::Other) | Err(_) => None,
+    }
+}
+
+impl Replies {
+    fn new(
+        transport: &dyn Transport,
+        instance: String,
+        caller: String,
+        sink: Sender<(Ticket, Message)>,
+    ) -> Result<Replies, BadSubject> {
+        let subjects = Arc::new(ReplySubjects::new(&caller, &instance)?);
+        let subscription = listen(transport, &subjects, &sink);
+        Ok(Replies { instance, caller, subjects, sink, subscription })
+    }
+
+    /// Our caller id is part of the subject, and a renewed token may have another.
+    fn follow(&mut self, transport: &dyn Transport, caller: String) {
+        if caller == self.caller {
+            return;
+        }
+        match ReplySubjects::new(&caller, &self.instance) {
+            Ok(subjects) => {
+                self.subjects = Arc::new(subjects);
+                self.subscription = listen(transport, &self.subjects, &self.sink);
+                self.caller = caller;
+            }
+            Err(error) => {
+                log::error!(component = "election"; "Going on as {}: {error}", self.caller);
+            }
+        }
+    }
+}
+
+fn listen(
+    transport: &dyn Transport,
+    subjects: &Arc<ReplySubjects>,
+    sink: &Sender<(Ticket, Message)>,
+) -> Subscription {
+    let (ours, sink) = (subjects.clone(), sink.clone());
+    transport.subscribe(
+        &subjects.pattern(),
+        Arc::new(move |message: Message| {
+            if let Some(ticket) = ours.number(&message.subject) {
+                // There is no room for what nobody asked for.
+                let _ = sink.try_send((ticket, message));
+            }
+        }),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread::{self, JoinHandle};
+
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::fleet::registry::{Limits, Sighting};
+    use crate::gate::Closed;
+    use crate::rpc::testing::Net;
+    use crate::transport::memory::Published;
+
+    const SOON: Duration = Duration::from_secs(20);
+    const RECORDED: &str = include_str!("../../tests/vectors/captures/issuer/messages.jsonl");
+
+    /// A candidate and a bucket in memory that nobody else wants.
+    struct Bench {
+        net: Net,
+        gate: Arc<Gate>,
+        roster: Arc<Roster>,
+        queues: Queues,
+        discover: Receiver<()>,
+        refuses: Arc<AtomicBool>,
+        drain: Option<Sender<Never>>,
+        busy: Option<Sender<Never>>,
+        _no_abort: Sender<Never>,
+        thread: Option<JoinHandle<()>>,
+    }
+
+    impl Bench {
+        fn start() -> Bench {
+            let net = Net::new();
+            let refuses = Arc::new(AtomicBool::new(false));
+            net.memory.on_publish({
+                let (refuses, mut number) = (refuses.clone(), 0);
+                move |asked| serve(asked, refuses.load(Ordering::Relaxed), &mut number)
+            });
+            let gate = Arc::new(Gate::new());
+            let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+            let (roster, queues) = Roster::new(limits, 10, net.metrics.clone());
+            let roster = Arc::new(roster);
+            let (discover, discovers) = bounded(1);
+            let (drain, drained) = bounded(0);
+            let (busy, idle) = bounded(0);
+            let (no_abort, abort) = bounded(0);
+            let setup = Setup {
+                transport: net.memory.clone(),
+                rpc: net.rpc.clone(),
+                identity: Identity::parse("provisioner.example.net").unwrap(),
+                instance: "us".to_owned(),
+                gate: gate.clone(),
+                roster: roster.clone(),
+                queues: queues.clone(),
+                metrics: net.metrics.clone(),
+                discover,
+                view: Arc::new(View::new()),
+                drain: drained,
+                idle,
+                abort,
+            };
+            let election = Election::new(setup, "answers".to_owned()).unwrap();
+            assert_eq!(gate.reasons(), [Reason::Standby, Reason::Disconnected]);
+            gate.open(Reason::Disconnected);
+            Bench {
+                thread: Some(thread::spawn(move || election.run())),
+                net,
+                gate,
+                roster,
+                queues,
+                discover: discovers,
+                refuses,
+                drain: Some(drain),
+                busy: Some(busy),
+                _no_abort: no_abort,
+            }
+        }
+
+        fn join(&mut self) {
+            self.thread.take().unwrap().join().unwrap();
+        }
+    }
+
+    fn serve(asked: &Published, refuses: bool, number: &mut u64) -> Vec<Message> {
+        let answer = match asked.subject.as_str() {
+            "choria.streams.STREAM.INFO.KV_CHORIA_LEADER_ELECTION" => {
+                r#"{"config":{"max_age":10000000000,"max_msgs_per_subject":1}}"#.to_owned()
+            }
+            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner" if refuses => {
+                r#"{"error":{"code":400,"err_code":10071,"description":"no"},"seq":0}"#.to_owned()
+            }
+            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner" => {
+                *number += 1;
+                format!(r#"{{"stream":"KV_CHORIA_LEADER_ELECTION","seq":{number}}}"#)
+            }
+            _ => return Vec::new(),
+        };
+        let reply = asked.reply.clone().expect("an answer is wanted");
+        vec![Message { subject: reply, payload: answer.into_bytes(), ..Message::default() }]
+    }
+
+    #[derive(Deserialize)]
+    struct Recorded {
+        subject: String,
+        #[serde(default)]
+        header: String,
+        payload: String,
+    }
+
+    #[test]
+    fn says_to_the_broker_what_the_original_was_recorded_to_say() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let sent = bench.net.memory.published();
+        let recorded: Vec<Recorded> =
+            RECORDED.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        // The original asks for the bucket twice.
+        let elections = recorded.iter().filter(|m| m.subject.starts_with("choria.streams."));
+        let mut compared = 0;
+        for (ours, theirs) in sent.iter().zip(elections.skip(1)) {
+            assert_eq!(ours.subject, theirs.subject);
+            assert_eq!(String::from_utf8_lossy(&ours.payload), theirs.payload);
+            let header: String =
+                ours.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+            let header =
+                if header.is_empty() { header } else { format!("NATS/1.0\r\n{header}\r\n") };
+            assert_eq!(header, theirs.header);
+            compared += 1;
+        }
+        assert!(compared >= 5, "{compared}");
+    }
+
+    #[test]
+    fn a_lost_leader_forgets_its_nodes_and_one_that_stops_hands_over() {
+        let mut bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        assert!(bench.gate.begin().is_ok());
+        let node = Identity::parse("n1.example.net").unwrap();
+        bench.roster.sight(&node, Sighting::Discovery);
+        let term = bench.gate.begin().unwrap();
+
+        let changed = bench.gate.watch();
+        bench.refuses.store(true, Ordering::Relaxed);
+        changed.recv_timeout(SOON).expect("the next write is refused");
+        let deadline = Instant::now() + SOON;
+        assert_eq!(bench.gate.proceed(term, deadline), Err(Closed::TermEnded));
+
+        bench.refuses.store(false, Ordering::Relaxed);
+        bench.discover.recv_timeout(SOON).expect("it leads again");
+        assert!(bench.queues.first.is_empty() && bench.roster.registry().node(&node).is_none());
+        drop(bench.drain.take());
+        drop(bench.busy.take());
+        bench.join();
+        assert!(bench.gate.begin().is_err());
+        let last = bench.net.memory.published().pop().unwrap();
+        assert_eq!(last.subject, "choria.provisioner.peer");
+        assert!(String::from_utf8_lossy(&last.payload).contains("handover"));
+    }
+
+    #[test]
+    fn only_others_offer_keys() {
+        let offer = peer::handover("them", 7);
+        assert_eq!(read_offer(&offer, "us"), Some(7));
+        assert_eq!(read_offer(&offer, "them"), None);
+        assert_eq!(read_offer(b"nonsense", "us"), None);
+        let mut long = offer;
+        long.resize(PEER_BYTES_MAX + 1, b' ');
+        assert_eq!(read_offer(&long, "us"), None);
+    }
+}

@@ -38,6 +38,13 @@ pub struct MainLoop {
     pub tokens: Tokens,
 }
 
+/// The thread that campaigns: it ends after all others.
+pub struct Candidate {
+    /// Dropped when no node is in hand any more and none will be.
+    pub busy: Sender<Never>,
+    pub thread: Threads,
+}
+
 /// Why the main thread looks no longer after what comes up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -125,12 +132,13 @@ impl MainLoop {
         self.metrics.paused.set(i64::from(paused));
     }
 
-    /// Lets running nodes finish, within `drain_timeout`, and closes the connection.
+    /// Lets running nodes finish, within `drain_timeout`, hands leadership over and closes the connection.
     pub fn stop(
         &mut self,
         signals: &Signals,
         log: &Log,
         mut threads: Threads,
+        candidate: Option<Candidate>,
         drain_timeout: Duration,
         connection: &Connection,
     ) {
@@ -140,7 +148,15 @@ impl MainLoop {
         self.announcement = None;
         log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
         let late = at(Instant::now() + drain_timeout);
-        match self.attend(signals, log, &threads.ended(), &late) {
+        let mut end = self.attend(signals, log, &threads.ended(), &late);
+        let election = candidate.map(|Candidate { busy, mut thread }| {
+            drop(busy);
+            if end == End::Over {
+                end = self.attend(signals, log, &thread.ended(), &late);
+            }
+            thread
+        });
+        match end {
             End::Over => connection.drain(Instant::now() + CLOSE_MAX, &signals.abort),
             End::Aborted => log::warn!(component = "provisioner"; "Shutting down at once"),
             End::Late => {
@@ -151,6 +167,9 @@ impl MainLoop {
         self.gate.abort();
         connection.abort();
         threads.join();
+        if let Some(election) = election {
+            election.join();
+        }
         connection.join();
     }
 }

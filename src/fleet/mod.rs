@@ -10,10 +10,11 @@
 //! | `prober` | queues, answers, permits, the gate | drain, after its workers |
 //! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
 //! | `finisher` | outcomes, a tick | prober and workers have ended |
+//! | `election`, if there is one | answers, changes of the gate, offers, a timer | drain, after all the above |
 //! | monitor (`ops::http`) | requests | all others have ended |
 //!
 //! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
-//! finish; when the last outcome is written the connection drains and closes. *Abort*, a second signal or
+//! finish; when the last outcome is written leadership is handed over, and the connection drains and closes. *Abort*, a second signal or
 //! `drain_timeout`, closes the connection at once and ends every wait; a node stops before its next step. A panic
 //! anywhere ends the process: half a daemon is worse than none.
 
@@ -48,11 +49,12 @@ use crate::config::choria::ChoriaConfig;
 use crate::config::security;
 use crate::config::{Config, HelperMode};
 use crate::fleet::discoverer::{Discoverer, LastSuccess};
+use crate::fleet::election::Election;
 use crate::fleet::finisher::Finisher;
 use crate::fleet::keychain::Keychain;
 use crate::fleet::links::Links;
 use crate::fleet::listener::Listener;
-use crate::fleet::main_loop::MainLoop;
+use crate::fleet::main_loop::{Candidate, MainLoop};
 use crate::fleet::prober::Prober;
 use crate::fleet::roster::Roster;
 use crate::fleet::threads::Threads;
@@ -148,6 +150,11 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let metrics = Metrics::new(&config.site);
     let gate = Arc::new(Gate::new());
 
+    metrics.lease_from({
+        let lease = gate.lease();
+        move || lease.left()
+    });
+
     let (links, link_changed) = Links::new(gate.clone());
     let uplink = Arc::new(Uplink::new());
     let (keychain, codec) = Keychain::open(&choria).map_err(RunError::Keys)?;
@@ -186,10 +193,40 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         abort: signals.abort.clone(),
     });
 
+    let (trigger, triggered) = bounded(1);
+    // It closes the gate before anybody asks it.
+    let (candidate, election) = match config.leader_election {
+        false => (None, None),
+        true => {
+            let (busy, idle) = bounded(0);
+            let view = Arc::new(election::View::new());
+            let setup = election::Setup {
+                transport: transport.clone(),
+                rpc: rpc.clone(),
+                identity: choria.identity.clone(),
+                instance: instance.as_str().to_owned(),
+                gate: gate.clone(),
+                roster: roster.clone(),
+                queues: queues.clone(),
+                metrics: metrics.clone(),
+                discover: trigger.clone(),
+                view: view.clone(),
+                drain: signals.drain.clone(),
+                idle,
+                abort: signals.abort.clone(),
+            };
+            let replies = RequestId::random();
+            let election = Election::new(setup, replies.as_str().to_owned())
+                .map_err(|error| RunError::Rpc(rpc::StartError(error)))?;
+            let mut thread = Threads::new();
+            thread.start("election", move || election.run())?;
+            (Some(Candidate { busy, thread }), Some(view))
+        }
+    };
+
     let (done_tx, done) = bounded(DONE_MAX);
     let (freed_tx, freed) = bounded(1);
     let (again_tx, again) = bounded(prober::AGAIN_MAX);
-    let (trigger, triggered) = bounded(1);
     let last_success = Arc::new(LastSuccess::new());
     let mut threads = Threads::new();
     let events =
@@ -271,6 +308,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         metrics: metrics.clone(),
         last_discovery: last_success,
         uplink,
+        election,
         broker_error: Box::new({
             let connection = connection.clone();
             move || connection.last_error()
@@ -305,7 +343,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         tokens: Tokens::new(config.signing.clone(), choria.security),
     };
     main.serve(&signals, &log);
-    main.stop(&signals, &log, threads, config.drain_timeout, &connection);
+    main.stop(&signals, &log, threads, candidate, config.drain_timeout, &connection);
     helper.stop(&signals.abort);
     drop(rpc);
     if let Some(monitor) = monitor {

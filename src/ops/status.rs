@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_time;
 use crate::fleet::discoverer::LastSuccess;
+use crate::fleet::election::View;
+use crate::fleet::election::core::Role;
 use crate::fleet::registry::{Kind, Node, NodeState};
 use crate::fleet::roster::Roster;
 use crate::fleet::worker::desks::{Desk, Desks};
@@ -182,6 +184,28 @@ pub struct Past {
 pub enum Election {
     /// There is none: we are alone.
     Off,
+    /// There is to be one, and it can't be held.
+    SettingUp,
+    /// We would lead if the leader did not.
+    Candidate,
+    /// We have won, or were cut off, and make sure that nobody else leads.
+    Confirming,
+    /// We lead.
+    Leader,
+    /// An operator keeps us out of it.
+    Out,
+}
+
+impl From<Role> for Election {
+    fn from(role: Role) -> Election {
+        match role {
+            Role::SettingUp => Election::SettingUp,
+            Role::Candidate => Election::Candidate,
+            Role::Confirming => Election::Confirming,
+            Role::Leader => Election::Leader,
+            Role::Out => Election::Out,
+        }
+    }
 }
 
 /// How the fleet is asked who is there.
@@ -548,6 +572,8 @@ pub struct Sources {
     pub last_discovery: Arc<LastSuccess>,
     /// The broker we are connected to.
     pub uplink: Arc<Uplink>,
+    /// Who leads, if that is decided by an election.
+    pub election: Option<Arc<View>>,
     /// The broker's last error.
     pub broker_error: Box<dyn Fn() -> Option<BrokerError> + Send + Sync>,
 }
@@ -662,7 +688,10 @@ impl Show for Observer {
             ready,
             problems: reasons,
             broker: self.broker(now),
-            election: Election::Off,
+            election: match &self.sources.election {
+                None => Election::Off,
+                Some(view) => view.get().0.into(),
+            },
             discovery: self.discovery(),
             counts,
             rates: [1, 5, 15].map(|minutes| rate(history, minutes, now)).to_vec(),
@@ -712,7 +741,7 @@ impl Show for Observer {
     }
 
     fn readiness(&self) -> Readiness {
-        let Sources { gate, history, interval, last_discovery, .. } = &self.sources;
+        let Sources { gate, history, interval, last_discovery, election, .. } = &self.sources;
         let closed = gate.reasons();
         let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
         let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
@@ -721,6 +750,13 @@ impl Show for Observer {
             && (closed.contains(&Reason::Disconnected) || error.kind == ErrorKind::Permissions)
         {
             reasons.push(format!("broker: {}", error.text));
+        }
+        if let Some(view) = election
+            && let (role, Some(why)) = view.get()
+        {
+            // A leader goes on for as long as its lease, whatever else is wrong.
+            ready &= role != Role::SettingUp;
+            reasons.push(format!("election: {why}"));
         }
         let age = last_discovery.age();
         if closed.is_empty() && age > *interval * 2 + DISCOVERY_SLACK {
@@ -849,6 +885,7 @@ mod tests {
                 metrics,
                 last_discovery: Arc::new(LastSuccess::new()),
                 uplink: Arc::new(Uplink::new()),
+                election: None,
                 broker_error,
             });
             Bench { observer, error, _queues: queues }

@@ -84,6 +84,12 @@ impl Pattern {
     }
 }
 
+impl From<Subject> for Pattern {
+    fn from(Subject(text): Subject) -> Pattern {
+        Pattern(text)
+    }
+}
+
 fn check(text: &str) -> Result<(), BadSubject> {
     if text.is_empty() {
         return Err(BadSubject::Empty);
