@@ -111,10 +111,30 @@ fn every_refusal_of_a_broker_with_an_issuer_is_explained() {
         "failed to parse client token issued by the choria chain: token signature is invalid",
     );
     check(plain().token(|claims| claims["ou"] = json!("x")), "no issuer configured for ou 'x'");
-    // With a certificate, that a broker without issuers goes by, we try it.
+    // A certificate may be what the broker goes by, so with one it is tried.
     let powerless =
         plain().token(|claims| claims["permissions"]["provisioner"] = json!(false)).certificate();
     check(powerless, "provisioner claim is false in token with caller id \"provisioner_signer\"");
+    // One without issuers, which shows in its INFO.
+    let said = plain()
+        .rules(&|rules| rules.issuers.clear())
+        .check("provisioning user is only allowed over verified TLS connections");
+    assert!(said.contains("the token of provisioner_signer, no certificate; "), "{said}");
+    assert!(said.contains("wants a certificate of its authority"), "{said}");
+}
+
+#[test]
+fn a_refusal_without_a_password_asks_for_one() {
+    let check = |edit: &dyn Fn(&mut Rules), reason: &str| {
+        let said = Refused::new(Setup::X509).rules(edit).without_password().check(reason);
+        assert!(said.contains("it was shown a certificate; "), "{said}");
+        assert!(said.contains("is broker_provisioning_password set?"), "{said}");
+    };
+    check(&|rules| rules.authority = None, "unverified connection without JWT token");
+    check(
+        &|rules| issue(rules, &Organization::new()),
+        "unknown connection received in issuer mode",
+    );
 }
 
 #[test]
@@ -124,6 +144,7 @@ fn without_a_password_we_are_let_in_where_no_nodes_are_and_were_warned() {
         let daemon = site.daemon().without("broker_provisioning_password").start();
         assert_eq!(site.broker.login(0).account, Account::Choria);
         assert!(daemon.logged(&["warn", "broker_provisioning_password"]), "{}", daemon.log());
+        daemon.wait_logged(SOON, &["warn", "let us into its account choria"]);
     }
 }
 
@@ -229,11 +250,12 @@ impl Site {
 struct Refused {
     site: Site,
     certificate: bool,
+    password: bool,
 }
 
 impl Refused {
     fn new(setup: Setup) -> Refused {
-        Refused { site: Site::new(setup), certificate: false }
+        Refused { site: Site::new(setup), certificate: false, password: true }
     }
 
     fn rules(self, edit: &dyn Fn(&mut Rules)) -> Refused {
@@ -255,6 +277,11 @@ impl Refused {
         self
     }
 
+    fn without_password(mut self) -> Refused {
+        self.password = false;
+        self
+    }
+
     /// The daemon's words for what the broker calls `reason`, which it keeps to itself.
     #[track_caller]
     fn check(self, reason: &str) -> String {
@@ -265,6 +292,9 @@ impl Refused {
             builder = builder
                 .choria("plugin.security.choria.certificate", &path("own.pem"))
                 .choria("plugin.security.choria.key", &path("own.key"));
+        }
+        if !self.password {
+            builder = builder.without("broker_provisioning_password");
         }
         let daemon = builder.start();
         let reasons = broker.refusals(1);
