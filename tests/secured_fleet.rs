@@ -77,6 +77,37 @@ fn two_hundred_nodes_of_an_organization_are_given_tokens() {
 }
 
 #[test]
+fn spoilt_envelopes_of_version_2_spoil_nothing_but_their_node() {
+    let (_dir, broker, network) = start(Setup::Issuer);
+    let dropped = ["wrong-hash", "forged-sender", "wrong-id", "garbage", "bad-base64"];
+    let unusable = ["undecodable-body", "half-body", "list-body"];
+    let name = |fault: &str| format!("{fault}.example.net");
+    let mut nodes = network.fleet(&broker.url()).nodes(5);
+    for fault in dropped.iter().chain(&unusable) {
+        nodes = nodes.broken(&name(fault), format!("{fault}:inventory").parse().unwrap());
+    }
+    let fleet = nodes.start_quietly();
+    let mut daemon = Daemon::builder(&broker.address()).network(&network).start();
+    daemon.wait_ready();
+    fleet.announce();
+    fleet.wait_all_provisioned(within(SOON)).expect("the healthy ones");
+    for fault in unusable {
+        daemon.wait_logged(SOON, &["Could not provision", &name(fault), "unusable answer"]);
+    }
+    wait_until(SOON, "every other answer is dropped at least once", || {
+        daemon.metric("unexpected_replies_total") >= dropped.len() as f64
+            && dropped
+                .iter()
+                .all(|fault| fleet.named(&name(fault)).times_asked(Action::Inventory) > 1)
+    });
+    for fault in dropped.iter().chain(&unusable) {
+        assert_eq!(fleet.named(&name(fault)).times_configured(), 0, "{fault}");
+    }
+    assert_eq!(fleet.violations(), [""; 0]);
+    daemon.assert_alive();
+}
+
+#[test]
 fn nodes_of_the_other_version_hear_nothing_they_understand() {
     let (_dir, broker, network) = start(Setup::Issuer);
     let old = Fleet::builder(&broker.url()).tls().user("node", "node").nodes(1).start_quietly();

@@ -96,6 +96,12 @@ fn main() -> ExitCode {
 
 /// Runs it all; `false` when a node did not end as it should.
 fn run(arguments: &Arguments) -> Result<bool, String> {
+    if arguments.setup == Some(Setup::X509) && arguments.persistent && arguments.helper.is_none() {
+        return Err(
+            "the sample helper that gives certificates does not stay: name another with --helper"
+                .to_owned(),
+        );
+    }
     let interrupted = interrupted()?;
     let folder = Folder::create("choria-demo")?;
     let network = arguments.setup.map(|setup| Network::create(&folder.path, setup));

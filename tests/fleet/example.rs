@@ -19,6 +19,7 @@ use fleet::fault::parse_list;
 use fleet::issuer::Organization;
 use fleet::{Builder, Encoding, Expected, Fleet};
 use openssl::pkey::PKey;
+use openssl::rsa::Rsa;
 use openssl::x509::X509;
 
 /// Thousands of simulated Choria Servers that wait to be provisioned. Every second a line says how many are; the end is
@@ -235,8 +236,9 @@ fn secured(mut builder: Builder, arguments: &Arguments) -> Result<Builder, Strin
     match (text, arguments.v2) {
         (None, false) => Ok(builder),
         (Some(text), false) if text.starts_with("-----BEGIN") => {
-            let key = PKey::private_key_from_pem(text.as_bytes());
-            Ok(builder.signing_key(key.map_err(|error| error.to_string())?))
+            let key = Rsa::private_key_from_pem(text.as_bytes()).and_then(PKey::from_rsa);
+            let key = key.map_err(|_| "--jwt-signing-key: no RSA key, and no seed".to_owned());
+            Ok(builder.signing_key(key?))
         }
         (Some(seed), v2) => {
             let organization = Organization::from_seed(&seed)?;
