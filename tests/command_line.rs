@@ -49,7 +49,7 @@ fn exit_codes_do_not_depend_on_whether_the_error_can_be_written() {
 
 #[test]
 fn a_wrong_configuration_ends_with_78_and_names_every_error() {
-    let site = Site::new("workers: many\nhelper: /nowhere\nintervall: 5m\n");
+    let site = Site::new("workers: many\nhelper: /nowhere\nintervall: 5m\nchoria_insecure: true\n");
     let output = site.command().output().unwrap();
     assert_eq!(output.status.code(), Some(78));
     let said = stderr(&output);
