@@ -22,6 +22,7 @@ fn nodes_that_are_silent_late_or_gone() {
     let jwt = "Could not provision NODE: could not fetch and validate JWT: NODE: the node's time was up, after 3 tries: no answer";
     let gone =
         "NODE was configured and did not answer restart: nobody listens on the node's subject";
+    let configure = "Could not provision NODE: configuration failed: the node's time was up, after 3 tries: no answer";
     let crowd = Crowd::start(
         [
             // Nobody is there, or nobody says a word.
@@ -36,6 +37,22 @@ fn nodes_that_are_silent_late_or_gone() {
                 .ends("unreachable")
                 .gives_up(Action::Inventory)
                 .says(silent),
+            case("inventory", Fault::SilentFrom(Action::Inventory))
+                .ends("unreachable")
+                .gives_up(Action::Inventory)
+                .says(silent),
+            case("garbage", Fault::Envelope(Envelope::Garbage, None, false))
+                .ends("failed")
+                .gives_up(Action::Jwt)
+                .says(jwt),
+            case("base64", Fault::Envelope(Envelope::Base64, None, false))
+                .ends("failed")
+                .gives_up(Action::Jwt)
+                .says(jwt),
+            case("slowest", Fault::Slow(None, Duration::from_secs(30)))
+                .ends("unreachable")
+                .gives_up(Action::Inventory)
+                .says(silent),
             // One request is not answered.
             case("jwt", Fault::SilentFrom(Action::Jwt)).ends("failed").gives_up(Action::Jwt).says(jwt),
             case("gencsr", Fault::SilentFrom(Action::GenCsr))
@@ -45,7 +62,7 @@ fn nodes_that_are_silent_late_or_gone() {
             case("configure", Fault::SilentFrom(Action::Configure))
                 .ends("failed")
                 .gives_up(Action::Configure)
-                .says("Could not provision NODE: configuration failed: the node's time was up, after 3 tries: no answer"),
+                .says(configure),
             case("restart", Fault::SilentFrom(Action::Restart)).gives_up(Action::Restart).says(gone),
             case("lost", Fault::RestartLost).gives_up(Action::Restart).says(gone),
             // What is no answer of this node leaves it silent.
@@ -54,6 +71,10 @@ fn nodes_that_are_silent_late_or_gone() {
                 .gives_up(Action::Jwt)
                 .says(jwt),
             case("hash", Fault::Envelope(Envelope::Hash, Some(Action::Jwt), false))
+                .ends("failed")
+                .gives_up(Action::Jwt)
+                .says(jwt),
+            case("id", Fault::Envelope(Envelope::Id, Some(Action::Jwt), false))
                 .ends("failed")
                 .gives_up(Action::Jwt)
                 .says(jwt),
@@ -72,13 +93,30 @@ fn nodes_that_are_silent_late_or_gone() {
                 .ends("unreachable")
                 .gives_up(Action::Jwt)
                 .says("Could not provision NODE: could not fetch and validate JWT: NODE: nobody listens on the node's subject"),
+            case("quiet-jwt", Fault::SilentAfter(Action::Jwt))
+                .ends("failed")
+                .gives_up(Action::GenCsr)
+                .says("Could not provision NODE: could not fetch CSR: no answer, after 1 try"),
+            case("quiet-gencsr", Fault::SilentAfter(Action::GenCsr))
+                .ends("failed")
+                .gives_up(Action::Configure)
+                .says(configure),
+            case("off-gencsr", Fault::GoneAfter(Action::GenCsr))
+                .ends("unreachable")
+                .gives_up(Action::Configure)
+                .says("Could not provision NODE: configuration failed: nobody listens on the node's subject"),
             // Once configured it has all it needs.
+            case("quiet-configure", Fault::SilentAfter(Action::Configure))
+                .gives_up(Action::Restart)
+                .says("NODE was configured and did not answer restart: no answer, after 3 tries"),
+            case("quiet-restart", Fault::SilentAfter(Action::Restart)),
+            case("off-restart", Fault::GoneAfter(Action::Restart)),
             case("restarted", Fault::GoneAfter(Action::Configure)).gives_up(Action::Restart).says(gone),
         ],
         fleet::Builder::pki,
         |daemon| daemon.feature("pki", "true"),
     );
-    let daemon = crowd.judge(SILENT);
+    let (_fleet, daemon) = crowd.judge(SILENT);
     for kind in ["hash", "other_sender"] {
         assert_eq!(unexpected(&daemon, kind), 3.0, "{kind}, one for each try");
     }
@@ -102,8 +140,6 @@ fn nodes_that_answer_wrongly_or_refuse() {
         case("forger", Fault::Envelope(Envelope::Sender, Some(Action::Jwt), true)),
         case("hasher", Fault::Envelope(Envelope::Hash, Some(Action::Jwt), true)),
         case("another", Fault::TwoAnswers(Action::Jwt)).ends("refused").says(contradicted),
-        // Another fleet has a node of this name.
-        case("twin", HEALTHY).ends("refused").says(contradicted),
         // Bodies that are no reply, and replies whose data is not what it should be.
         case("body", Fault::Envelope(Envelope::Body, Some(Action::Jwt), false))
             .ends("failed")
@@ -248,17 +284,11 @@ fn nodes_that_answer_wrongly_or_refuse() {
         case("later", HEALTHY).ends("deferred").says("Deferred NODE: configuration defered: the rack is not ready"),
     ];
     let nodes = cases.len() as f64;
-    let crowd = Crowd::start_quietly(cases, fleet::Builder::pki, |daemon| {
-        // The slower of the twins must have had its say.
-        daemon.feature("pki", "true").set("contradiction_wait", "2s")
-    });
-    let twin = crowd.cases.iter().find(|case| case.name.starts_with("twin.")).expect("it is there");
-    let _twin = Fleet::builder(&crowd.broker.url()).pki().node(&twin.name).announce(false).start();
-    crowd.fleet.announce();
-    let daemon = crowd.judge(SILENT);
+    let crowd = Crowd::start(cases, fleet::Builder::pki, |daemon| daemon.feature("pki", "true"));
+    let (_fleet, daemon) = crowd.judge(SILENT);
 
     let metrics = daemon.metrics();
-    // The storm was one node, and so were the twins; one came back.
+    // The storm was one node; one came back.
     assert_eq!(metrics.sum("event_discovered"), nodes + 1.0);
     let added = daemon.log().matches("Adding storm.fleet.example.net to the work queue").count();
     assert_eq!(added, 1);
@@ -266,6 +296,27 @@ fn nodes_that_answer_wrongly_or_refuse() {
     assert_eq!(metrics.sum("helper_shutdown_requests"), 1.0, "one of two did as it was told");
     for kind in ["duplicate", "hash", "other_sender"] {
         assert!(unexpected(&daemon, kind) >= 1.0, "{kind}");
+    }
+}
+
+#[test]
+fn two_nodes_of_one_name() {
+    let twin = || case("twin", HEALTHY);
+    let crowd = Crowd::start_quietly(
+        [twin().ends("refused").says("Could not provision NODE: ").says(
+            "two different answers to one request for choria_provision#jwt: another machine has this name, or somebody forges",
+        )],
+        fleet::Builder::pki,
+        // The slower one must have had its say.
+        |daemon| daemon.feature("pki", "true").set("contradiction_wait", "5s"),
+    );
+    let other =
+        Fleet::builder(&crowd.broker.url()).pki().node(&twin().name).announce(false).start();
+    crowd.fleet.announce();
+    let (fleet, daemon) = crowd.judge(SOON);
+    assert_eq!(daemon.metric("event_discovered"), 1.0);
+    for node in [fleet.node(0), other.node(0)] {
+        assert_eq!(node.times_configured(), 0, "{}", node.describe());
     }
 }
 
@@ -316,6 +367,12 @@ fn nodes_that_are_wrong_about_updates() {
                 .ends("upgrade_sent")
                 .ends("provisioned")
                 .says("Provisioned NODE: it updates itself to 0.30.2"),
+            // It is back while its answer is waited for.
+            case("early", Fault::SlowUpdate(Duration::from_secs(1)))
+                .ends("upgrade_sent")
+                .ends("provisioned")
+                .gives_up(Action::ReleaseUpdate)
+                .says("NODE did not answer release_update and may be at it: no answer, after 1 try"),
             // Longer than its answer is waited for.
             case("slow", Fault::SlowUpdate(Duration::from_secs(22)))
                 .ends("upgrade_sent")
@@ -342,7 +399,13 @@ fn nodes_that_are_wrong_about_updates() {
             daemon.feature("upgrades", "true").set("upgrades_repository", repository)
         },
     );
-    crowd.judge(SILENT);
+    let (fleet, _) = crowd.judge(SILENT);
+    for name in ["early.fleet.example.net", "slow.fleet.example.net"] {
+        let node = fleet.named(name);
+        assert_eq!(node.version(), "0.30.2");
+        assert_eq!(node.times_asked(Action::ReleaseUpdate), 1, "{}", node.describe());
+        assert_eq!(node.times_configured(), 1, "{}", node.describe());
+    }
 }
 
 #[test]
@@ -387,6 +450,31 @@ fn events_that_announce_no_node() {
     assert_eq!(daemon.metric("event_discovered"), 0.0);
     assert!(!daemon.logged(&["n9.fleet.example.net"]));
     fleet.wait_all_provisioned(within(SOON)).expect("discovery finds the one that is there");
+}
+
+#[test]
+fn odd_facts_reach_the_helper_as_they_are() {
+    let broker = NatsServer::start();
+    let many: String = (0..20_000).map(|at| format!(r#""k{at}":{at},"#)).collect();
+    let odd = r#""big":12345678901234567890123,"small":-0.000000000000000000001,"text":"é\u2028<b>&\"\\\u0000""#;
+    let fleet = Fleet::builder(&broker.url()).facts(&format!("{{{many}{odd}}}")).nodes(1).start();
+    let daemon = Daemon::builder(&broker.address()).helper(
+        "#!/bin/sh\ncat >\"${0%/*}/input\"\necho '{\"configuration\":{\"plugin.choria.server.provision\":\"0\"}}'\n",
+    );
+    let daemon = daemon.start();
+    fleet.wait_all_provisioned(within(SOON)).expect("odd is no fault");
+    let input = std::fs::read_to_string(daemon.dir().join("input")).expect("the helper kept it");
+    let input: serde_json::Value = serde_json::from_str(&input).expect("JSON");
+    let inventory = input["inventory"].as_str().expect("a text");
+    for digits in ["\"big\":12345678901234567890123,", "\"small\":-0.000000000000000000001,"] {
+        assert!(inventory.contains(digits), "{digits}");
+    }
+    let inventory: serde_json::Value = serde_json::from_str(inventory).expect("JSON in a text");
+    let facts = inventory["facts"].as_object().expect("an object");
+    assert_eq!(facts.len(), 20_003);
+    assert_eq!(facts["text"], "é\u{2028}<b>&\"\\\u{0}");
+    wait_until(SOON, "it is counted", || daemon.metric("provisioned") == 1.0);
+    assert_eq!(daemon.metric("provision_errors"), 0.0);
 }
 
 /// Decides by the name; it uses nothing but the shell.
@@ -540,7 +628,7 @@ impl Crowd {
 
     /// Waits until all attempts have ended; then each line and each counter must be there, and no other.
     #[track_caller]
-    fn judge(mut self, patience: Duration) -> Daemon {
+    fn judge(mut self, patience: Duration) -> (Fleet, Daemon) {
         let is_over = |log: &str| {
             self.cases.iter().all(|case| case.ends_in(log).len() >= case.outcomes().len())
         };
@@ -585,6 +673,6 @@ impl Crowd {
         }
         assert_eq!(counted(), expected);
         assert_eq!(self.fleet.violations(), [""; 0]);
-        self.daemon
+        (self.fleet, self.daemon)
     }
 }

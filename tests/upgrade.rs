@@ -8,8 +8,6 @@ use std::time::Duration;
 use common::{Builder, Daemon, NatsServer, SOON, wait_until, within};
 use fleet::{Action, Encoding, Fault, Fleet};
 
-/// Longer than a request for an update waits for its answer.
-const UNANSWERED: Duration = Duration::from_secs(23);
 const REPOSITORY: &str = "https://repo.example.net/choria";
 
 #[test]
@@ -49,31 +47,6 @@ fn a_node_that_has_the_version_wished_is_configured_at_once() {
     fleet.wait_all_provisioned(within(SOON)).expect("nothing is in its way");
     assert_eq!(fleet.node(0).times_asked(Action::ReleaseUpdate), 0);
     counted(&daemon, &[("upgrade_sent", 0.0), ("provisioned", 1.0)]);
-}
-
-#[test]
-fn an_update_slower_than_its_answer_ends_in_a_startup_event() {
-    let broker = NatsServer::start();
-    let mut daemon = upgrading(&broker, "0.30.2").start();
-    daemon.wait_ready();
-    // One is back while its answer is still waited for, the other long after.
-    let fleet = fleet(&broker)
-        .version("0.29.4")
-        .upgradable()
-        .broken("early.example.net", Fault::SlowUpdate(Duration::from_secs(1)))
-        .broken("late.example.net", Fault::SlowUpdate(UNANSWERED))
-        .start();
-    fleet.wait_all_provisioned(within(UNANSWERED + SOON)).expect("both come back");
-    for node in fleet.iter() {
-        assert_eq!(node.version(), "0.30.2");
-        assert_eq!(node.times_asked(Action::ReleaseUpdate), 1, "{}", node.describe());
-        assert_eq!(node.times_configured(), 1, "{}", node.describe());
-        let parts = [&node.identity(), "did not answer release_update", "no answer"];
-        assert!(daemon.logged(&parts), "{}", daemon.log());
-    }
-    counted(&daemon, &[("upgrade_sent", 2.0), ("provisioned", 2.0), ("failed", 0.0)]);
-    assert_eq!(fleet.violations(), [""; 0]);
-    daemon.assert_alive();
 }
 
 #[test]
