@@ -34,11 +34,11 @@ fn of_two_daemons_one_leads_and_the_other_is_ready_to() {
     assert!(second.metrics().with("gate_closed", "standby") > 0.0);
     assert!(second.metric("paused") > 0.0);
     assert!(second.metric("lease_remaining_seconds") == 0.0);
-    assert!(first.metric("lease_remaining_seconds") > 0.0);
+    wait_until(SOON, "it has a lease", || first.metric("lease_remaining_seconds") > 0.0);
     assert_eq!(second.get("/readyz").unwrap().0, 200, "it stands by on purpose");
     let fleet = scene.fleet(20);
     fleet.wait_all_provisioned(within(SOON)).unwrap();
-    assert!(first.metric("provisioned") >= 20.0);
+    wait_until(SOON, "all are counted", || first.metric("provisioned") >= 20.0);
     assert!(second.metric("provisioned") == 0.0 && second.metric("discover_cycles") == 0.0);
     let scrape = first.get("/metrics").unwrap().1;
     let identity = "election=\"provisioner\",identity=\"p1.example.net\"";
