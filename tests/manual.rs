@@ -28,17 +28,32 @@ fn the_pages_are_well_formed() {
 }
 
 #[test]
-fn every_flag_is_in_the_manual_and_no_other() {
-    let Ok(Invocation::Show(help)) = cli::parse(["--help".into()]) else {
-        panic!("--help shows the help");
-    };
-    let flags = help.split_whitespace().filter_map(|word| word.strip_prefix("--"));
+fn every_command_and_flag_is_in_the_manual_and_no_other() {
+    let top = help(&["--help"]);
+    let (_, list) = top.split_once("\nCommands:\n").unwrap_or_default();
+    let commands: BTreeSet<String> =
+        list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect();
+    let said = tags("choria-provisioner.8", ".Cm ");
+    let said = said.iter().map(|tag| tag.split(' ').next().unwrap_or_default().to_owned());
+    assert_eq!(said.collect::<BTreeSet<_>>(), commands);
+
+    let of_commands = commands.iter().map(|command| help(&[command, "--help"]));
+    let helps: Vec<String> = of_commands.chain([top.clone()]).collect();
+    let words = helps.iter().flat_map(|help| help.split_whitespace());
+    let flags = words.filter_map(|word| word.trim_start_matches('[').strip_prefix("--"));
     let flags: BTreeSet<String> =
-        flags.map(|flag| flag.trim_end_matches([',', ']']).to_owned()).collect();
+        flags.map(|flag| flag.trim_end_matches([',', ']', '.']).to_owned()).collect();
     let tags = tags("choria-provisioner.8", ".Fl \\-");
     let said = tags.iter().flat_map(|tag| tag.split(" , \\-"));
     let said = said.map(|tag| tag.split(' ').next().unwrap_or_default().to_owned());
     assert_eq!(said.collect::<BTreeSet<_>>(), flags);
+}
+
+fn help(arguments: &[&str]) -> String {
+    match cli::parse(arguments.iter().map(|argument| (*argument).into())) {
+        Ok(Invocation::Show(help)) => help,
+        other => panic!("{arguments:?} shows no help: {other:?}"),
+    }
 }
 
 #[test]

@@ -24,6 +24,9 @@ if [ -n "$old_unit" ] && [ ! -e "$kept_unit" ] && ! grep -q '^User=choria-provis
         echo "RestartPreventExitStatus=2 77 78"
         echo "TimeoutStopSec=60"
         echo "KillMode=mixed"
+        echo "# For the commands that ask the daemon."
+        echo "RuntimeDirectory=choria-provisioner"
+        echo "RuntimeDirectoryMode=0750"
     } >"$kept_unit"
     echo "choria-provisioner: kept the unit of the former package as $kept_unit, which says how to move"
 fi
