@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::fleet::registry::{Key, Limits, Queue, Registry, Returned, Sighted, Sighting};
+use crate::fleet::registry::{Key, Kind, Limits, Queue, Registry, Returned, Sighted, Sighting};
 use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
+
+/// Waiting nodes read under one lock.
+const RETRIED_AT_ONCE: usize = 500;
 
 /// A full queue refuses thousands of nodes at once; one line tells.
 const FULL_LOG: Duration = Duration::from_secs(1);
@@ -24,6 +27,15 @@ pub struct Roster {
     queue_max: usize,
     full: Mutex<Seldom>,
     metrics: Arc<Metrics>,
+}
+
+/// What became of all the nodes that waited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetriedAll {
+    /// How many were queued.
+    pub queued: usize,
+    /// The queue had no room for the rest; they are due.
+    pub is_full: bool,
 }
 
 /// The ends the prober takes nodes from.
@@ -67,6 +79,37 @@ impl Roster {
             Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) | Sighted::Denied => {}
         }
         sighted
+    }
+
+    /// An operator wants every node tried that waits.
+    pub fn retry_all(&self) -> RetriedAll {
+        let started = Instant::now();
+        let (mut queued, mut is_full, mut mark) = (0, false, None);
+        while !is_full {
+            let mut waiting = Vec::new();
+            mark =
+                self.registry().visit(Kind::Waiting, mark.as_ref(), RETRIED_AT_ONCE, &mut |node| {
+                    // The order is that of when they were seen: whoever was seen since has been retried, or failed again.
+                    if node.seen < started {
+                        waiting.push(node.identity.clone());
+                    }
+                });
+            for identity in &waiting {
+                match self.sight(identity, Sighting::Operator) {
+                    Sighted::Queued(_) => queued += 1,
+                    Sighted::QueueFull => is_full = true,
+                    Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) | Sighted::Denied => {}
+                }
+                if is_full {
+                    self.registry().make_due(started);
+                    break;
+                }
+            }
+            if mark.is_none() || waiting.is_empty() {
+                break;
+            }
+        }
+        RetriedAll { queued, is_full }
     }
 
     /// Works on the registry with a way to its queues; keep it short, everything else waits.

@@ -1,7 +1,10 @@
 //! What operators and their tools look at.
 
+pub mod client;
+pub mod command;
 pub mod history;
 pub mod http;
 pub mod page;
+pub mod socket;
 pub mod status;
 pub mod text;

@@ -1,0 +1,262 @@
+//! The other end of the admin socket: sends one command and shows the answer.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::ops::command::{Change, Command};
+use crate::ops::status::{Listed, Nodes, Status};
+use crate::ops::text::{Number, Plain, Span};
+
+/// How long the daemon may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longest answer, in bytes: ten times what the most nodes take.
+const ANSWER_MAX: u64 = 64 << 20;
+
+/// Stuck nodes and outcomes that `status` shows; `nodes` and the page have all.
+const SHOWN: usize = 10;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Error {
+    /// Nobody listens there.
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The daemon broke off, or took too long.
+    Broken(io::Error),
+    /// The daemon said something we don't understand.
+    Garbled(serde_json::Error),
+    /// The daemon did not follow the command; its own words.
+    Refused(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Unreachable { path, .. } => {
+                write!(f, "no daemon answers on {}", path.display())
+            }
+            Error::Broken(_) => f.write_str("the daemon gave no whole answer"),
+            Error::Garbled(_) => f.write_str("the daemon's answer makes no sense"),
+            Error::Refused(text) => Plain(text).fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Unreachable { source, .. } | Error::Broken(source) => Some(source),
+            Error::Garbled(source) => Some(source),
+            Error::Refused(_) => None,
+        }
+    }
+}
+
+/// Has the daemon at `path` follow `command`, and returns its answer: the JSON as it came, or as text for people.
+///
+/// # Errors
+///
+/// [`Error`]; a daemon that refused has changed nothing.
+pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Error> {
+    let line = exchange(path, command)?;
+    let answer: Reply<'_> = serde_json::from_str(&line).map_err(Error::Garbled)?;
+    if let Some(error) = answer.error {
+        return Err(Error::Refused(error));
+    }
+    let result = answer.result.map_or("null", RawValue::get);
+    if as_json {
+        return Ok(format!("{result}\n"));
+    }
+    let text = match command {
+        Command::Status {} => serde_json::from_str(result).map(|status| status_text(&status)),
+        Command::Nodes(_) => serde_json::from_str(result).map(|nodes| nodes_text(&nodes)),
+        _ => serde_json::from_str(result)
+            .map(|Change { message, .. }| format!("{}\n", Plain(&message))),
+    };
+    text.map_err(Error::Garbled)
+}
+
+#[derive(Deserialize)]
+struct Reply<'a> {
+    #[serde(borrow)]
+    result: Option<&'a RawValue>,
+    error: Option<String>,
+}
+
+fn exchange(path: &Path, command: &Command) -> Result<String, Error> {
+    let mut stream = UnixStream::connect(path)
+        .map_err(|source| Error::Unreachable { path: path.to_path_buf(), source })?;
+    let mut line = serde_json::to_string(command).map_err(Error::Garbled)?;
+    line.push('\n');
+    let mut answer = String::new();
+    let exchanged = stream
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+        .and_then(|()| stream.write_all(line.as_bytes()))
+        .and_then(|()| BufReader::new(stream).take(ANSWER_MAX).read_line(&mut answer));
+    match exchanged {
+        Ok(_) if answer.ends_with('\n') => Ok(answer),
+        Ok(_) => Err(Error::Broken(io::ErrorKind::UnexpectedEof.into())),
+        Err(error) => Err(Error::Broken(error)),
+    }
+}
+
+/// What the daemon does, for a terminal.
+fn status_text(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing to memory can't fail.
+    let _ = write_status(&mut out, status);
+    out
+}
+
+fn write_status(out: &mut String, status: &Status) -> fmt::Result {
+    let Status { identity, site, version, counts, broker, discovery, helper, .. } = status;
+    writeln!(out, "State       {} for {}", status.state.words(), Span(status.state_secs))?;
+    for problem in &status.problems {
+        writeln!(out, "Problem     {}", Plain(problem))?;
+    }
+    write!(out, "Daemon      {}, version {}", Plain(identity), Plain(version))?;
+    if !site.is_empty() {
+        write!(out, ", site {}", Plain(site))?;
+    }
+    writeln!(out, ", process {}, up {}", status.pid, Span(status.uptime_secs))?;
+    match &broker.server {
+        Some(server) => {
+            writeln!(out, "Broker      {} for {}", Plain(server), Span(broker.for_secs))?
+        }
+        None => writeln!(out, "Broker      none for {}", Span(broker.for_secs))?,
+    }
+    if let Some(error) = &broker.last_error {
+        writeln!(out, "            {} ago: {}", Span(error.ago_secs), Plain(&error.text))?;
+    }
+    match discovery.last_secs {
+        Some(ago) => writeln!(
+            out,
+            "Discovery   {} ago, {} answered; every {}",
+            Span(ago),
+            discovery.replies,
+            Span(discovery.interval_secs)
+        )?,
+        None => writeln!(
+            out,
+            "Discovery   none has succeeded; every {}",
+            Span(discovery.interval_secs)
+        )?,
+    }
+    writeln!(out, "Helper      {} runs, {} failed", Number(helper.runs), Number(helper.errors))?;
+    if let Some(failure) = &helper.last_failure {
+        writeln!(out, "            {} ago: {}", Span(failure.ago_secs), Plain(&failure.text))?;
+    }
+    for token in &status.tokens {
+        let (token, expires) = (Plain(&token.token), Plain(&token.expires));
+        writeln!(out, "Token       {token} expires {expires}")?;
+    }
+    let number = |count: usize| Number(count as u64);
+    writeln!(
+        out,
+        "Nodes       {} queued ({} asked, {} ready), {} working, {} to be retried, {} settling, {} denied",
+        number(counts.queued),
+        number(counts.asked),
+        number(counts.ready),
+        number(counts.working),
+        number(counts.waiting),
+        number(counts.settling),
+        number(counts.denied)
+    )?;
+    for rate in &status.rates {
+        writeln!(
+            out,
+            "Last {:>2} min {:.1} provisioned and {:.1} errors a minute",
+            rate.minutes, rate.provisioned_per_minute, rate.errors_per_minute
+        )?;
+    }
+    writeln!(
+        out,
+        "In all      {} provisioned, {} errors",
+        Number(status.totals.provisioned),
+        Number(status.totals.errors)
+    )?;
+    if !status.workers.is_empty() {
+        let rows = status.workers.iter().map(|worker| {
+            let step = worker.step.clone().unwrap_or_else(|| "begins".into());
+            [
+                worker.node.clone(),
+                step,
+                Span(worker.step_secs).to_string(),
+                Span(worker.for_secs).to_string(),
+            ]
+        });
+        out.push('\n');
+        table(out, ["WORKING ON", "STEP", "FOR", "IN ALL"], rows)?;
+    }
+    if !status.outcomes.is_empty() {
+        let rows = status.outcomes.iter().take(SHOWN).map(|ended| {
+            [
+                format!("{} ago", Span(ended.ago_secs)),
+                ended.node.clone(),
+                ended.outcome.clone(),
+                ended.reason.clone(),
+            ]
+        });
+        out.push('\n');
+        table(out, ["LAST OUTCOMES", "NODE", "OUTCOME", "WHY"], rows)?;
+    }
+    Ok(())
+}
+
+/// Nodes, for a terminal.
+fn nodes_text(nodes: &Nodes) -> String {
+    let mut out = String::new();
+    let rows = nodes.nodes.iter().map(|node| {
+        let Listed { node, state, for_secs, next_secs, failures, reason, .. } = node;
+        let time = match (for_secs, next_secs) {
+            (Some(since), _) => format!("for {}", Span(*since)),
+            (None, Some(0.0)) => "when seen".to_owned(),
+            (None, Some(next)) => format!("in {}", Span(*next)),
+            (None, None) => String::new(),
+        };
+        [node.clone(), state.clone(), time, failures.to_string(), reason.clone()]
+    });
+    // Writing to memory can't fail.
+    let _ = table(&mut out, ["NODE", "STATE", "TIME", "FAILURES", "WHY"], rows);
+    if nodes.nodes.len() < nodes.matching {
+        let (shown, all) = (Number(nodes.nodes.len() as u64), Number(nodes.matching as u64));
+        let _ = writeln!(out, "The first {shown} of {all}.");
+    }
+    out
+}
+
+/// Columns as wide as what stands in them; the last one ends where it ends.
+fn table<const N: usize>(
+    out: &mut String,
+    titles: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> fmt::Result {
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| Plain(&cell).to_string())).collect();
+    let mut widths = titles.map(|title| title.chars().count());
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let titles = titles.map(str::to_owned);
+    for row in std::iter::once(&titles).chain(&rows) {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            write!(line, "{cell:<width$}  ")?;
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}

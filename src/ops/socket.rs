@@ -1,0 +1,618 @@
+//! The admin socket: commands in, answers out, one JSON object a line each way.
+//!
+//! Who may open it is said by its file: mode 0660, owner and group of the daemon. Each client has a thread of its own
+//! that it alone can hold up, for ten seconds at most; there are eight at a time. A file that a dead daemon left is
+//! replaced; one that is listened on is another daemon's, and no start.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io::{self, BufWriter, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Serialize;
+
+use crate::ops::command::{Answer, Command, Obey};
+
+/// Where the socket is if nothing else is said and the directory exists.
+pub const USUAL: &str = "/run/choria-provisioner/admin.sock";
+
+/// Clients at a time: a few operators and their scripts.
+const CLIENTS_MAX: usize = 8;
+
+/// How long a client may take to send a line, or to take an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest line of a client, in bytes.
+const LINE_MAX: usize = 64 << 10;
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// Who may talk to us: owner and group.
+const MODE: u32 = 0o660;
+
+/// How long another daemon that starts at the same moment is waited for, and how often it is looked for.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long nobody is accepted after the system could not give us one.
+const CLOSED_TIME: Duration = Duration::from_millis(250);
+
+/// Part of an answer that is written at once.
+const CHUNK: usize = 16 << 10;
+
+/// Stack of a thread, in bytes: untouched pages cost nothing.
+const STACK: usize = 256 << 10;
+
+/// The socket, bound and not served yet; its file goes away with this.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    stop: OwnedFd,
+    file: SocketFile,
+}
+
+impl Socket {
+    /// Makes the socket at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`], also if another process listens there, or the file is no socket.
+    pub fn bind(path: &Path) -> Result<Socket, BindError> {
+        bind(path).map_err(|source| BindError { path: path.to_path_buf(), source })
+    }
+
+    /// Follows commands on threads of its own until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Only if the first thread can't be started.
+    pub fn serve(self, operator: Arc<dyn Obey>) -> io::Result<Running> {
+        self.serve_within(PATIENCE, operator)
+    }
+
+    fn serve_within(self, patience: Duration, operator: Arc<dyn Obey>) -> io::Result<Running> {
+        let stop = self.stop.try_clone()?;
+        let door = Door {
+            listener: self.listener,
+            stop: self.stop,
+            patience,
+            operator,
+            clients: Arc::default(),
+            threads: Vec::new(),
+            next: 0,
+        };
+        let builder = thread::Builder::new().name("admin".to_owned()).stack_size(STACK);
+        let thread = builder.spawn(move || door.run())?;
+        Ok(Running { stop, thread: Some(thread), _file: self.file })
+    }
+}
+
+/// Why there is no admin socket.
+#[derive(Debug)]
+pub struct BindError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot listen on admin socket {}", self.path.display())
+    }
+}
+
+impl std::error::Error for BindError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+fn bind(path: &Path) -> io::Result<Socket> {
+    let address = SocketAddrUnix::new(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // Between two that start at once, one must not take the other's new file for a dead one's.
+    let _lock = lock(folder.unwrap_or(Path::new(".")))?;
+    make_room(path, &address)?;
+    let socket = socket()?;
+    net::bind(&socket, &address)?;
+    let file = SocketFile::at(path)?;
+    // Nobody can connect before it listens, so nobody slips in before this.
+    fs::set_permissions(path, Permissions::from_mode(MODE))?;
+    net::listen(&socket, BACKLOG)?;
+    let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+    Ok(Socket { listener: socket.into(), stop, file })
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Holds the folder for as long as the result lives.
+fn lock(folder: &Path) -> io::Result<fs::File> {
+    let file = fs::File::open(folder)?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => thread::sleep(LOCK_PAUSE),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "its folder is locked by another process"))
+}
+
+/// Removes what a dead daemon left at `path`.
+fn make_room(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(known) if !known.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is there and no socket"));
+        }
+        Ok(_) => {}
+    }
+    match net::connect(socket()?, address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        // With so many clients waiting that none is let in, somebody is there all the more.
+        Ok(()) | Err(Errno::AGAIN) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Our file, removed when this is dropped unless another has taken its place.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<SocketFile> {
+        let known = fs::symlink_metadata(path)?;
+        Ok(SocketFile { path: path.to_path_buf(), identity: (known.dev(), known.ino()) })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let known = fs::symlink_metadata(&self.path);
+        if known.is_ok_and(|known| (known.dev(), known.ino()) == self.identity) {
+            // There is nobody left to tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The socket being served; closed with all its clients when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    _file: SocketFile,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A counter that is only ever raised by one can't be full.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has ended the process already, or is a test's own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that lets clients in.
+struct Door {
+    listener: UnixListener,
+    stop: OwnedFd,
+    patience: Duration,
+    operator: Arc<dyn Obey>,
+    /// Those that are being served, to end them.
+    clients: Arc<Mutex<HashMap<u64, UnixStream>>>,
+    threads: Vec<JoinHandle<()>>,
+    next: u64,
+}
+
+impl Door {
+    fn run(mut self) {
+        let mut is_open = true;
+        while !self.waits_for_stop(is_open) {
+            is_open = match self.listener.accept() {
+                Ok((stream, _)) => {
+                    self.admit(stream);
+                    true
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+                Err(error) => {
+                    log::warn!(component = "admin"; "Cannot accept a client of the admin socket: {error}");
+                    false
+                }
+            };
+        }
+        for client in self.clients.lock().values() {
+            // One that is gone needs no end.
+            let _ = client.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads {
+            // A panic there has ended the process already, or is a test's own.
+            let _ = thread.join();
+        }
+    }
+
+    /// Waits for a client, or for a while if it could not let one in; true when it is time to end.
+    fn waits_for_stop(&self, is_open: bool) -> bool {
+        let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
+        let mut time = None;
+        if is_open {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        } else {
+            time = Timespec::try_from(CLOSED_TIME).ok();
+        }
+        // Interrupted, nothing is known: it is asked again.
+        poll(&mut fds, time.as_ref()).is_ok() && !fds[0].revents().is_empty()
+    }
+
+    fn admit(&mut self, stream: UnixStream) {
+        self.threads.retain(|thread| !thread.is_finished());
+        let number = self.next;
+        self.next += 1;
+        let kept = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
+        let admitted = kept.and_then(|kept| {
+            let mut clients = self.clients.lock();
+            if clients.len() >= CLIENTS_MAX {
+                drop(clients);
+                let client =
+                    Client { stream, patience: Duration::from_millis(100), held: Vec::new() };
+                let _ = client.answer(&Bad::new("too many clients"));
+                return Ok(());
+            }
+            clients.insert(number, kept);
+            drop(clients);
+            let (operator, clients) = (self.operator.clone(), self.clients.clone());
+            let client = Client { stream, patience: self.patience, held: Vec::new() };
+            let builder = thread::Builder::new().name("admin-client".to_owned()).stack_size(STACK);
+            let thread = builder.spawn(move || {
+                client.serve(&*operator);
+                clients.lock().remove(&number);
+            })?;
+            self.threads.push(thread);
+            Ok(())
+        });
+        if let Err(error) = admitted {
+            self.clients.lock().remove(&number);
+            log::warn!(component = "admin"; "Cannot serve a client of the admin socket: {error}");
+        }
+    }
+}
+
+/// One connection.
+struct Client {
+    stream: UnixStream,
+    patience: Duration,
+    /// What was read behind the last line.
+    held: Vec<u8>,
+}
+
+impl Client {
+    /// Follows commands until the client leaves, is silent for too long, or says what is no line.
+    fn serve(mut self, operator: &dyn Obey) {
+        loop {
+            let answered = match self.line() {
+                Ok(Some(line)) => match serde_json::from_slice::<Command>(&line) {
+                    Ok(command) => match operator.obey(command) {
+                        Ok(answer) => self.answer(&Good { ok: true, result: answer }),
+                        Err(refused) => self.answer(&Bad::new(&refused.0)),
+                    },
+                    Err(error) => self.answer(&Bad::new(&format!("no command: {error}"))),
+                },
+                Ok(None) => return,
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        let _ = self.answer(&Bad::new(&error.to_string()));
+                    }
+                    return;
+                }
+            };
+            if answered.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The next line; nothing when the client has ended its side.
+    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let deadline = Instant::now() + self.patience;
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.held[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.held.split_off(searched + end + 1);
+                return Ok(Some(std::mem::replace(&mut self.held, rest)));
+            }
+            searched = self.held.len();
+            if searched > LINE_MAX {
+                let text = format!("a line has {LINE_MAX} bytes at most");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            self.stream.set_read_timeout(Some(left(deadline)?))?;
+            let mut chunk = [0; 4 << 10];
+            match (&self.stream).read(&mut chunk) {
+                Ok(0) => return Ok(None),
+                Ok(length) => self.held.extend_from_slice(&chunk[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes one line, as the client takes it.
+    fn answer(&self, answer: &impl Serialize) -> io::Result<()> {
+        let deadline = Instant::now() + self.patience;
+        let mut out = BufWriter::with_capacity(CHUNK, Until { stream: &self.stream, deadline });
+        serde_json::to_writer(&mut out, answer)?;
+        out.write_all(b"\n")?;
+        out.flush()
+    }
+}
+
+/// A stream that takes what is written until the deadline.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(left(self.deadline)?))?;
+        let mut stream = self.stream;
+        stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The time until `deadline`, which is more than none.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+#[derive(Serialize)]
+struct Good {
+    ok: bool,
+    result: Answer,
+}
+
+#[derive(Serialize)]
+struct Bad<'a> {
+    ok: bool,
+    error: &'a str,
+}
+
+impl<'a> Bad<'a> {
+    fn new(error: &'a str) -> Bad<'a> {
+        Bad { ok: false, error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufRead;
+    use std::io::BufReader;
+
+    use super::*;
+    use crate::ops::command::{Change, Refused};
+    use crate::ops::status::{Nodes, testing};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Follows commands as tests want it.
+    struct Fake;
+
+    impl Obey for Fake {
+        fn obey(&self, command: Command) -> Result<Answer, Refused> {
+            match command {
+                // More than a socket takes at once.
+                Command::Nodes(_) => {
+                    let node = testing::stuck("n1.example.net", &"x".repeat(1 << 20));
+                    Ok(Answer::Nodes(Nodes { matching: 20, nodes: vec![node; 20] }))
+                }
+                Command::Pause {} => Err(Refused("not \"now\"".into())),
+                other => {
+                    Ok(Answer::Change(Change { changed: true, message: format!("{other:?}") }))
+                }
+            }
+        }
+    }
+
+    /// A socket in a folder of its own.
+    struct Site {
+        folder: PathBuf,
+        running: Option<Running>,
+    }
+
+    impl Site {
+        fn start(patience: Duration) -> Site {
+            let mut site = Site::folder();
+            let socket = Socket::bind(&site.path()).unwrap();
+            site.running = Some(socket.serve_within(patience, Arc::new(Fake)).unwrap());
+            site
+        }
+
+        fn folder() -> Site {
+            let name = format!("provisioner-admin-{}", fastrand::u64(..));
+            let folder = std::env::temp_dir().join(name);
+            fs::create_dir_all(&folder).unwrap();
+            Site { folder, running: None }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.folder.join("admin.sock")
+        }
+
+        fn connect(&self) -> BufReader<UnixStream> {
+            let stream = UnixStream::connect(self.path()).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            BufReader::new(stream)
+        }
+
+        /// One command on a connection of its own.
+        fn ask(&self, line: &str) -> String {
+            let mut stream = self.connect();
+            // One that is turned away may be closed already.
+            let _ = stream.get_mut().write_all(line.as_bytes());
+            read(&mut stream)
+        }
+    }
+
+    impl Drop for Site {
+        fn drop(&mut self) {
+            drop(self.running.take());
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    /// The next line, or what there is before the end.
+    fn read(stream: &mut BufReader<UnixStream>) -> String {
+        let mut line = String::new();
+        let _ = stream.read_line(&mut line);
+        line
+    }
+
+    const DISCOVER: &str = "{\"command\":\"discover\"}\n";
+    const DONE: &str = "{\"ok\":true,\"result\":{\"changed\":true,\"message\":\"Discover\"}}\n";
+
+    #[test]
+    fn answers_line_by_line_whatever_comes_in_between() {
+        let site = Site::start(LONG);
+        let mut stream = site.connect();
+        stream.get_mut().write_all(DISCOVER.repeat(2).as_bytes()).unwrap();
+        assert_eq!((read(&mut stream), read(&mut stream)), (DONE.into(), DONE.into()));
+        stream.get_mut().write_all(b"{\"command\":\"pause\"}\r\n").unwrap();
+        assert_eq!(read(&mut stream), "{\"ok\":false,\"error\":\"not \\\"now\\\"\"}\n");
+        for nonsense in ["\n", "dance\n", "{\"command\":\"dance\"}\n", "\u{0}\u{1}\n", "[[[[\n"] {
+            stream.get_mut().write_all(nonsense.as_bytes()).unwrap();
+            let answer = read(&mut stream);
+            assert!(answer.starts_with("{\"ok\":false,\"error\":\"no command: "), "{answer}");
+        }
+        stream.get_mut().write_all(b"\xff\xfe\n").unwrap();
+        assert!(read(&mut stream).starts_with("{\"ok\":false"));
+        stream.get_mut().write_all(DISCOVER.as_bytes()).unwrap();
+        assert_eq!(read(&mut stream), DONE);
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let site = Site::start(LONG);
+        let long = format!("{}{}", " ".repeat(LINE_MAX - DISCOVER.len()), DISCOVER);
+        assert_eq!(site.ask(&long), DONE);
+        let answer = site.ask(&"x".repeat(LINE_MAX + 1));
+        assert_eq!(answer, "{\"ok\":false,\"error\":\"a line has 65536 bytes at most\"}\n");
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_or_takes_nothing_is_ended_and_holds_up_nobody() {
+        let site = Site::start(Duration::from_millis(300));
+        let mut silent = site.connect();
+        let mut dripping = site.connect();
+        dripping.get_mut().write_all(b"{").unwrap();
+        let mut hung = site.connect();
+        hung.get_mut().write_all(b"{\"command\":\"nodes\"}\n").unwrap();
+        // The first bytes are there: it writes.
+        assert_eq!(hung.fill_buf().unwrap().first(), Some(&b'{'));
+        assert_eq!(site.ask(DISCOVER), DONE);
+        assert_eq!(read(&mut silent), "");
+        assert_eq!(read(&mut dripping), "");
+        assert_eq!(site.ask(DISCOVER), DONE);
+        let mut rest = Vec::new();
+        // What was on its way comes; the rest never does.
+        let _ = hung.read_to_end(&mut rest);
+        assert!(rest.len() < 20 << 20 && rest.last() != Some(&b'\n'), "{} bytes", rest.len());
+    }
+
+    #[test]
+    fn an_answer_of_megabytes_arrives_whole() {
+        let site = Site::start(LONG);
+        let answer = site.ask("{\"command\":\"nodes\"}\n");
+        assert!(answer.len() > 20 << 20 && answer.ends_with("]}}\n"), "{} bytes", answer.len());
+    }
+
+    #[test]
+    fn more_than_eight_clients_are_turned_away() {
+        let site = Site::start(LONG);
+        let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
+        for client in &mut clients {
+            client.get_mut().write_all(DISCOVER.as_bytes()).unwrap();
+            assert_eq!(read(client), DONE);
+        }
+        assert_eq!(site.ask(DISCOVER), "{\"ok\":false,\"error\":\"too many clients\"}\n");
+        drop(clients.pop());
+        while site.ask(DISCOVER) != DONE {}
+    }
+
+    #[test]
+    fn its_end_closes_every_client_and_takes_the_file_away() {
+        let mut site = Site::start(LONG);
+        let mut silent = site.connect();
+        let mut hung = site.connect();
+        hung.get_mut().write_all(b"{\"command\":\"nodes\"}\n").unwrap();
+        assert!(!hung.fill_buf().unwrap().is_empty());
+        drop(site.running.take());
+        assert_eq!(read(&mut silent), "");
+        assert!(!site.path().exists());
+    }
+
+    #[test]
+    fn only_owner_and_group_may_open_it() {
+        let site = Site::start(LONG);
+        let mode = fs::metadata(site.path()).unwrap().mode();
+        assert_eq!(mode & 0o777, MODE);
+    }
+
+    #[test]
+    fn the_file_of_a_dead_daemon_is_replaced_and_that_of_a_live_one_is_an_error() {
+        let site = Site::folder();
+        drop(UnixListener::bind(site.path()).unwrap());
+        assert!(site.path().exists(), "nobody listens, the file is there");
+        let socket = Socket::bind(&site.path()).unwrap();
+        let error = Socket::bind(&site.path()).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, "another process listens there");
+        assert!(error.to_string().ends_with("admin.sock"), "{error}");
+        assert!(site.path().exists());
+        drop(socket);
+        assert!(!site.path().exists());
+        fs::write(site.path(), "mine").unwrap();
+        assert!(Socket::bind(&site.path()).is_err());
+        assert_eq!(fs::read_to_string(site.path()).unwrap(), "mine", "it is no socket of anybody");
+        assert!(Socket::bind(&site.folder.join("nowhere/admin.sock")).is_err());
+        assert!(Socket::bind(&site.folder.join("x".repeat(200))).is_err());
+    }
+
+    #[test]
+    fn a_file_that_took_its_place_stays() {
+        let mut site = Site::start(LONG);
+        fs::remove_file(site.path()).unwrap();
+        let other = Socket::bind(&site.path()).unwrap();
+        drop(site.running.take());
+        assert!(site.path().exists());
+        drop(other);
+    }
+}
