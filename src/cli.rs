@@ -1,7 +1,8 @@
 //! Every flag and its help text.
 //!
 //! argh knows neither `--flag=value` nor a command between flags, so arguments are put into its form first. The forms
-//! accepted are those of the original's parser, fisk; help goes to standard output, as is the custom.
+//! accepted are those of the original's parser, fisk; help goes to standard output, as is the custom. `run` is the command
+//! when none is named, as in the original; the others talk to a daemon that runs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,12 +13,16 @@ use argh::FromArgs;
 
 use crate::config::read_file;
 use crate::config::report::nearest;
+use crate::ops::command::Command;
+use crate::ops::status::{Query, Sort, Which};
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Invocation {
     /// Run the daemon.
     Run(Run),
+    /// Have a running daemon do something.
+    Ask(Ask),
     /// Print this and end well.
     Show(String),
 }
@@ -33,6 +38,19 @@ pub struct Run {
     pub pid: Option<PathBuf>,
     /// Log from level debug up, whatever the file says.
     pub debug: bool,
+}
+
+/// A command for a daemon that runs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// What it shall do.
+    pub command: Command,
+    /// Its admin socket, if named.
+    pub socket: Option<PathBuf>,
+    /// The YAML file that names the socket.
+    pub config: Option<PathBuf>,
+    /// Show the answer as it comes.
+    pub json: bool,
 }
 
 /// Arguments that make no sense; the text ends without a line break.
@@ -72,6 +90,167 @@ struct Flags {
     /// show the version
     #[argh(switch)]
     version: bool,
+    #[argh(subcommand)]
+    command: Option<Commands>,
+}
+
+#[derive(FromArgs)]
+#[argh(subcommand)]
+enum Commands {
+    Status(StatusFlags),
+    Nodes(NodesFlags),
+    Pause(PauseFlags),
+    Resume(ResumeFlags),
+    Retry(RetryFlags),
+    Discover(DiscoverFlags),
+    Deny(DenyFlags),
+    Allow(AllowFlags),
+}
+
+/// Declares a command that talks to a running daemon: its own arguments, and those that all of them have.
+macro_rules! asks {
+    ($(#[$about:meta])* $name:ident $word:literal { $($(#[$doc:meta])* $field:ident: $kind:ident $(<$of:ident>)?,)* }) => {
+        $(#[$about])*
+        #[derive(FromArgs)]
+        #[argh(subcommand, name = $word)]
+        struct $name {
+            $($(#[$doc])* $field: $kind $(<$of>)?,)*
+            /// admin socket of the daemon [default: what --config says, else
+            /// /run/choria-provisioner/admin.sock]
+            #[argh(option, arg_name = "file")]
+            socket: Option<PathBuf>,
+            /// configuration file of the daemon [default:
+            /// /etc/choria-provisioner/choria-provisioner.yaml]
+            #[argh(option, arg_name = "file")]
+            config: Option<PathBuf>,
+            /// show the answer as JSON
+            #[argh(switch)]
+            json: bool,
+        }
+
+        impl $name {
+            fn ask(self, command: impl FnOnce(&$name) -> Result<Command, UsageError>) -> Result<Ask, UsageError> {
+                must_name_a_file("config", self.config.as_ref())?;
+                must_name_a_file("socket", self.socket.as_ref())?;
+                let command = command(&self)?;
+                Ok(Ask { command, socket: self.socket, config: self.config, json: self.json })
+            }
+        }
+    };
+}
+
+asks! {
+    /// Says what the daemon does: its state, what keeps it, who is worked on, what became of others.
+    StatusFlags "status" {}
+}
+
+asks! {
+    /// Lists nodes.
+    NodesFlags "nodes" {
+        /// those of one state: stuck, working, queued, waiting or settling
+        #[argh(option, arg_name = "state")]
+        state: Option<String>,
+        /// what comes first: name, failures, next or seen [default: name]
+        #[argh(option, arg_name = "order")]
+        sort: Option<String>,
+        /// how many at most, up to 10000 [default: 1000]
+        #[argh(option, arg_name = "number")]
+        limit: Option<usize>,
+        /// those with this in their name
+        #[argh(positional)]
+        name: Option<String>,
+    }
+}
+
+asks! {
+    /// Has the daemon begin nothing new; nodes in work are finished.
+    PauseFlags "pause" {}
+}
+
+asks! {
+    /// Has a paused daemon begin again.
+    ResumeFlags "resume" {}
+}
+
+asks! {
+    /// Has a node tried now, whatever it waits for.
+    RetryFlags "retry" {
+        /// every node that waits
+        #[argh(switch)]
+        all: bool,
+        /// the node
+        #[argh(positional)]
+        node: Option<String>,
+    }
+}
+
+asks! {
+    /// Has the fleet asked now who is there.
+    DiscoverFlags "discover" {}
+}
+
+asks! {
+    /// Has a node left alone until it is allowed or the daemon ends.
+    DenyFlags "deny" {
+        /// the node
+        #[argh(positional)]
+        node: String,
+    }
+}
+
+asks! {
+    /// Takes back that a node is left alone.
+    AllowFlags "allow" {
+        /// the node
+        #[argh(positional)]
+        node: String,
+    }
+}
+
+impl Commands {
+    fn ask(self) -> Result<Ask, UsageError> {
+        match self {
+            Commands::Status(flags) => flags.ask(|_| Ok(Command::Status {})),
+            Commands::Pause(flags) => flags.ask(|_| Ok(Command::Pause {})),
+            Commands::Resume(flags) => flags.ask(|_| Ok(Command::Resume {})),
+            Commands::Discover(flags) => flags.ask(|_| Ok(Command::Discover {})),
+            Commands::Deny(flags) => {
+                flags.ask(|flags| Ok(Command::Deny { node: flags.node.clone() }))
+            }
+            Commands::Allow(flags) => {
+                flags.ask(|flags| Ok(Command::Allow { node: flags.node.clone() }))
+            }
+            Commands::Nodes(flags) => flags.ask(|flags| flags.query().map(Command::Nodes)),
+            Commands::Retry(flags) => flags.ask(|flags| match (&flags.node, flags.all) {
+                (Some(_), true) | (None, false) => {
+                    Err(UsageError("retry needs either a node or --all".into()))
+                }
+                (node, all) => Ok(Command::Retry { node: node.clone(), all }),
+            }),
+        }
+    }
+}
+
+impl NodesFlags {
+    fn query(&self) -> Result<Query, UsageError> {
+        let state = self.state.as_deref().map(|word| {
+            Which::parse(word).ok_or_else(|| no_such("state", word, &Which::ALL.map(Which::word)))
+        });
+        let sort = self.sort.as_deref().map(|word| {
+            Sort::parse(word).ok_or_else(|| no_such("sort", word, &Sort::ALL.map(Sort::word)))
+        });
+        Ok(Query {
+            state: state.transpose()?,
+            sort: sort.transpose()?.unwrap_or_default(),
+            name: self.name.clone().unwrap_or_default(),
+            limit: self.limit,
+        })
+    }
+}
+
+fn no_such(flag: &str, word: &str, known: &[&str]) -> UsageError {
+    let known = known.join(", ");
+    UsageError(format!("--{flag}: found \"{}\", wanted one of {known}", word.escape_debug()))
 }
 
 /// Reads the arguments that follow the program's name.
@@ -90,35 +269,43 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation
     if flags.version {
         return Ok(Invocation::Show(format!("{VERSION}\n")));
     }
+    if let Some(command) = flags.command {
+        return command.ask().map(Invocation::Ask);
+    }
     let Some(config) = flags.config else {
         return Err(UsageError("required flag --config not provided".into()));
     };
-    let is_empty = |path: &PathBuf| path.as_os_str().is_empty();
-    for (flag, path) in [("config", Some(&config)), ("choria-config", flags.choria_config.as_ref())]
-    {
-        // A variable of a shell that is not set, most likely.
-        if path.is_some_and(is_empty) {
-            return Err(UsageError(format!("flag --{flag} is empty, and must name a file")));
-        }
-    }
+    must_name_a_file("config", Some(&config))?;
+    must_name_a_file("choria-config", flags.choria_config.as_ref())?;
     Ok(Invocation::Run(Run {
         config,
         choria_config: flags.choria_config,
         // Empty is none, as in the original.
-        pid: flags.pid.filter(|path| !is_empty(path)),
+        pid: flags.pid.filter(|path| !path.as_os_str().is_empty()),
         debug: flags.debug && !flags.no_debug,
     }))
 }
 
-/// One argument a flag, one a value, and no command.
+/// An empty path is a variable of a shell that is not set, most likely.
+fn must_name_a_file(flag: &str, path: Option<&PathBuf>) -> Result<(), UsageError> {
+    if path.is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(UsageError(format!("flag --{flag} is empty, and must name a file")));
+    }
+    Ok(())
+}
+
+/// One argument a flag, one a value: the command unless that is to run, then its flags, then what else it is given.
 fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, UsageError> {
     let mut arguments = Arguments::new(arguments)?;
-    let (mut plain, mut seen, mut has_command) = (Vec::new(), Vec::new(), false);
+    let mut command: Option<&Spec> = None;
+    let (mut flags, mut seen, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     while let Some(argument) = arguments.next()? {
         let Some(flag) = argument.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
-            match argument.as_str() {
-                "run" if !has_command => has_command = true,
-                "help" => plain.push("--help".to_string()),
+            let spec = SPECS.iter().find(|spec| spec.word == argument);
+            match (argument.as_str(), command, spec) {
+                ("help", ..) => flags.push(Flag { name: "help".into(), value: None }),
+                (_, None, Some(spec)) => command = Some(spec),
+                (_, Some(known), _) if rest.len() < known.rest_max => rest.push(argument),
                 _ => return Err(UsageError(format!("unexpected argument {argument}"))),
             }
             continue;
@@ -127,8 +314,9 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
             Some((name, value)) => (name, Some(value.to_string())),
             None => (flag, None),
         };
-        if !WITH_VALUE.contains(&name) && !SWITCHES.contains(&name) {
-            return Err(UsageError(unknown(name)));
+        let takes_value = SPECS.iter().any(|spec| spec.with_value.contains(&name));
+        if !takes_value && !SPECS.iter().any(|spec| spec.knows(name)) {
+            return Err(UsageError(unknown(name, command.unwrap_or(&RUN))));
         }
         // Saying yes and no is saying it twice.
         let subject = name.strip_prefix("no-").unwrap_or(name).to_string();
@@ -136,25 +324,75 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
             return Err(UsageError(format!("flag --{subject} cannot be repeated")));
         }
         seen.push(subject);
-        plain.push(format!("--{name}"));
-        if WITH_VALUE.contains(&name) {
+        let name = name.to_owned();
+        if takes_value {
             let value = match value {
                 Some(value) => Some(value),
                 None => arguments.next()?.filter(|value| !value.starts_with("--")),
             };
             let missing = || UsageError(format!("expected argument for flag --{name}"));
-            plain.push(value.ok_or_else(missing)?);
+            let value = Some(value.ok_or_else(missing)?);
+            flags.push(Flag { name, value });
         } else if value.is_some() {
             return Err(UsageError(format!("flag --{name} takes no argument")));
+        } else {
+            flags.push(Flag { name, value: None });
         }
     }
-    Ok(plain)
+    let spec = command.unwrap_or(&RUN);
+    if let Some(flag) = flags.iter().find(|flag| !spec.knows(&flag.name)) {
+        return Err(UsageError(unknown(&flag.name, spec)));
+    }
+    let has = |name| flags.iter().any(|flag: &Flag| flag.name == name);
+    if has("version") && !has("help") {
+        return Ok(vec!["--version".into()]);
+    }
+    let word = Some(spec.word.to_owned()).filter(|_| spec.word != RUN.word);
+    let flags = flags.into_iter().filter(|flag| flag.name != "version").flat_map(Flag::plain);
+    Ok(word.into_iter().chain(flags).chain(rest).collect())
+}
+
+/// A flag as it was given.
+struct Flag {
+    name: String,
+    value: Option<String>,
+}
+
+impl Flag {
+    fn plain(self) -> impl Iterator<Item = String> {
+        std::iter::once(format!("--{}", self.name)).chain(self.value)
+    }
+}
+
+/// What a command may be given.
+struct Spec {
+    word: &'static str,
+    with_value: &'static [&'static str],
+    switches: &'static [&'static str],
+    /// Arguments that are no flags.
+    rest_max: usize,
+}
+
+impl Spec {
+    /// A command that talks to a running daemon and needs nothing else.
+    const fn asks(word: &'static str) -> Spec {
+        let with_value = &["config", "socket"];
+        Spec { word, with_value, switches: &["json", "version", "help"], rest_max: 0 }
+    }
+
+    fn flags(&self) -> impl Iterator<Item = &'static str> {
+        self.with_value.iter().chain(self.switches).copied()
+    }
+
+    fn knows(&self, flag: &str) -> bool {
+        self.flags().any(|known| known == flag)
+    }
 }
 
 /// What is wrong with a flag that is none of ours.
-fn unknown(name: &str) -> String {
+fn unknown(name: &str, spec: &Spec) -> String {
     let shown = name.escape_debug();
-    match nearest(name, WITH_VALUE.iter().chain(SWITCHES).copied()) {
+    match nearest(name, spec.flags()) {
         Some(meant) => format!("unknown flag --{shown}; did you mean --{meant}?"),
         None => format!("unknown flag --{shown}"),
     }
@@ -221,8 +459,33 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Argument files that are read; nobody nests them deeper.
 const ARGUMENT_FILES_MAX: usize = 100;
 
-const WITH_VALUE: &[&str] = &["config", "choria-config", "pid"];
-const SWITCHES: &[&str] = &["debug", "no-debug", "version", "help"];
+const RUN: Spec = Spec {
+    word: "run",
+    with_value: &["config", "choria-config", "pid"],
+    switches: &["debug", "no-debug", "version", "help"],
+    rest_max: 0,
+};
+
+const SPECS: &[Spec] = &[
+    RUN,
+    Spec::asks("status"),
+    Spec {
+        with_value: &["config", "socket", "state", "sort", "limit"],
+        rest_max: 1,
+        ..Spec::asks("nodes")
+    },
+    Spec::asks("pause"),
+    Spec::asks("resume"),
+    Spec { switches: &["json", "all", "version", "help"], rest_max: 1, ..Spec::asks("retry") },
+    Spec::asks("discover"),
+    Spec { rest_max: 1, ..Spec::asks("deny") },
+    Spec { rest_max: 1, ..Spec::asks("allow") },
+];
+
+/// The commands that talk to a running daemon.
+pub fn asking() -> impl Iterator<Item = &'static str> {
+    SPECS.iter().map(|spec| spec.word).filter(|word| *word != RUN.word)
+}
 
 #[cfg(test)]
 mod tests {
@@ -246,6 +509,88 @@ mod tests {
             &["run", "--choria-config", "/etc/c.cfg", "--config=c.yaml", "--pid", "/run/p"],
             Run { choria_config: Some("/etc/c.cfg".into()), pid: Some("/run/p".into()), ..plain() },
         );
+    }
+
+    #[test]
+    fn takes_commands_for_a_running_daemon() {
+        let ask = |command| Ask { command, socket: None, config: None, json: false };
+        asks(&["status"], ask(Command::Status {}));
+        asks(&["pause"], ask(Command::Pause {}));
+        asks(&["resume"], ask(Command::Resume {}));
+        asks(&["discover"], ask(Command::Discover {}));
+        asks(&["status", "--json"], Ask { json: true, ..ask(Command::Status {}) });
+        let (socket, config) = (Some("s".into()), Some("c".into()));
+        let both = || Ask { socket, config, ..ask(Command::Status {}) };
+        asks(&["--socket=s", "--config", "c", "status"], both());
+        asks(&["nodes"], ask(Command::Nodes(Query::default())));
+        asks(
+            &["nodes", "--state", "stuck", "web", "--sort=failures", "--limit", "7"],
+            ask(Command::Nodes(Query {
+                state: Some(Which::Stuck),
+                name: "web".into(),
+                sort: Sort::Failures,
+                limit: Some(7),
+            })),
+        );
+        let node = || "n1.example.net".to_owned();
+        asks(&["deny", "n1.example.net"], ask(Command::Deny { node: node() }));
+        asks(
+            &["allow", "--json", "n1.example.net"],
+            Ask { json: true, ..ask(Command::Allow { node: node() }) },
+        );
+        asks(&["retry", "n1.example.net"], ask(Command::Retry { node: Some(node()), all: false }));
+        asks(&["retry", "--all"], ask(Command::Retry { node: None, all: true }));
+        // Behind a command its word is a word.
+        asks(
+            &["nodes", "status"],
+            ask(Command::Nodes(Query { name: "status".into(), ..Query::default() })),
+        );
+        asks(&["deny", "run"], ask(Command::Deny { node: "run".into() }));
+    }
+
+    #[test]
+    fn refuses_what_a_command_does_not_take() {
+        wrong(&["status", "n1"], "unexpected argument n1");
+        wrong(&["run", "status"], "unexpected argument status");
+        wrong(&["status", "run"], "unexpected argument run");
+        wrong(&["status", "--pid", "p"], "unknown flag --pid");
+        wrong(&["status", "--all"], "unknown flag --all");
+        wrong(&["--config=c", "--socket=s"], "unknown flag --socket");
+        wrong(&["status", "--jsn"], "unknown flag --jsn; did you mean --json?");
+        wrong(&["status", "--socket"], "expected argument for flag --socket");
+        wrong(&["status", "--json=yes"], "flag --json takes no argument");
+        wrong(&["status", "--json", "--json"], "flag --json cannot be repeated");
+        wrong(&["status", "--socket="], "flag --socket is empty, and must name a file");
+        wrong(&["deny", "n1", "n2"], "unexpected argument n2");
+        wrong(&["retry"], "retry needs either a node or --all");
+        wrong(&["retry", "n1", "--all"], "retry needs either a node or --all");
+        wrong(
+            &["nodes", "--state=asleep"],
+            "--state: found \"asleep\", wanted one of stuck, working, queued, waiting, settling",
+        );
+        wrong(
+            &["nodes", "--sort=x"],
+            "--sort: found \"x\", wanted one of name, failures, next, seen",
+        );
+        for arguments in [&["deny"][..], &["nodes", "--limit=-1"], &["nodes", "--limit", "many"]] {
+            assert!(call(arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn each_command_has_its_help() {
+        let Ok(Invocation::Show(all)) = call(&["--help"]) else { panic!("help") };
+        for word in asking() {
+            assert!(all.contains(&format!("\n  {word}")), "{word} is not in {all}");
+            for arguments in [&[word, "--help"][..], &["help", word], &["--help", word]] {
+                let Ok(Invocation::Show(text)) = call(arguments) else { panic!("{arguments:?}") };
+                let flags = SPECS.iter().find(|spec| spec.word == word).unwrap().flags();
+                for flag in flags.filter(|flag| *flag != "version") {
+                    assert!(text.contains(&format!("--{flag}")), "{flag} is not in {text}");
+                }
+            }
+            assert_eq!(call(&[word, "--version"]), Ok(Invocation::Show(format!("{VERSION}\n"))));
+        }
     }
 
     #[test]
@@ -351,6 +696,11 @@ mod tests {
     #[track_caller]
     fn check(arguments: &[&str], expected: Run) {
         assert_eq!(call(arguments), Ok(Invocation::Run(expected)), "{arguments:?}");
+    }
+
+    #[track_caller]
+    fn asks(arguments: &[&str], expected: Ask) {
+        assert_eq!(call(arguments), Ok(Invocation::Ask(expected)), "{arguments:?}");
     }
 
     #[track_caller]

@@ -1,19 +1,24 @@
-//! Arguments in, exit code out: reads the configuration, takes port, signals and pid file, and starts the daemon.
+//! Arguments in, exit code out: reads the configuration, takes port, socket, signals and pid file, and starts the daemon; or
+//! has a running one follow a command.
 
 use std::env;
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use choria_provisioner::cli::{self, Invocation, PROGRAM, Run, VERSION};
+use choria_provisioner::cli::{self, Ask, Invocation, PROGRAM, Run, VERSION};
 use choria_provisioner::config::choria::default_file;
-use choria_provisioner::config::{self, Surroundings};
+use choria_provisioner::config::report::Report;
+use choria_provisioner::config::{self, AdminSocket, Surroundings};
 use choria_provisioner::coredump;
 use choria_provisioner::descriptors;
 use choria_provisioner::fleet::{self, Setup};
 use choria_provisioner::logging::{Log, chain};
+use choria_provisioner::ops::client;
 use choria_provisioner::ops::http::Monitor;
+use choria_provisioner::ops::socket::{self, BindError, Socket};
 use choria_provisioner::pidfile::PidFile;
 use choria_provisioner::shutdown::Signals;
 
@@ -24,6 +29,7 @@ fn main() -> ExitCode {
             shown.map_or(End::Failed, |()| End::Well)
         }
         Ok(Invocation::Run(arguments)) => run(&arguments),
+        Ok(Invocation::Ask(arguments)) => ask(&arguments),
         Err(error) => {
             say(format_args!("error: {error}\nSee {PROGRAM} --help."));
             End::Usage
@@ -38,6 +44,7 @@ enum End {
     Well = 0,
     Failed = 1,
     Usage = 2,
+    OutOfReach = 75,
     NotPermitted = 77,
     BadConfiguration = 78,
 }
@@ -50,19 +57,14 @@ fn run(arguments: &Run) -> End {
     let mut settings = match config::load(&arguments.config, &client, &surroundings) {
         Ok(settings) => settings,
         Err(report) => {
-            for warning in &report.warnings {
-                say(format_args!("warning: {warning}"));
-            }
-            for error in &report.errors {
-                say(format_args!("error: {error}"));
-            }
+            let end = refuse(&report);
             // The path in the error is the last of several, and none that the user named.
             if arguments.choria_config.is_none() && !client.try_exists().unwrap_or(true) {
                 say(format_args!(
                     "no client file is where Choria looks for one: name it with --choria-config"
                 ));
             }
-            return if report.denied { End::NotPermitted } else { End::BadConfiguration };
+            return end;
         }
     };
     if arguments.debug {
@@ -88,6 +90,83 @@ fn run(arguments: &Run) -> End {
     }
 }
 
+/// Shows what is wrong with a configuration.
+fn refuse(report: &Report) -> End {
+    for warning in &report.warnings {
+        say(format_args!("warning: {warning}"));
+    }
+    for error in &report.errors {
+        say(format_args!("error: {error}"));
+    }
+    if report.denied { End::NotPermitted } else { End::BadConfiguration }
+}
+
+/// Has a running daemon follow a command, and shows what came of it.
+fn ask(arguments: &Ask) -> End {
+    let path = match socket_of(arguments) {
+        Ok(Some(path)) => path,
+        Ok(None) => {
+            say(format_args!("error: the daemon has no admin socket: admin_socket is empty"));
+            return End::BadConfiguration;
+        }
+        Err(report) => return refuse(&report),
+    };
+    match client::ask(&path, &arguments.command, arguments.json) {
+        // Whoever reads no more has what they wanted.
+        Ok(text) => io::stdout().write_all(text.as_bytes()).map_or(End::Failed, |()| End::Well),
+        Err(error) => {
+            say(format_args!("error: {}", chain(&error)));
+            match error {
+                client::Error::Unreachable { .. } if is_denied(&error) => End::NotPermitted,
+                client::Error::Unreachable { .. } => End::OutOfReach,
+                client::Error::Broken(_)
+                | client::Error::Garbled(_)
+                | client::Error::Refused(_) => End::Failed,
+            }
+        }
+    }
+}
+
+/// Where the daemon listens, as far as we are told: by a flag, by its configuration, by the configuration of our package if that
+/// says so.
+fn socket_of(arguments: &Ask) -> Result<Option<PathBuf>, Report> {
+    if let Some(path) = &arguments.socket {
+        return Ok(Some(path.clone()));
+    }
+    let named = match &arguments.config {
+        Some(path) => config::admin_socket_of(path)?,
+        // That it can't be read is no reason to give up.
+        None => config::admin_socket_of(Path::new(CONFIG_USUAL)).unwrap_or(AdminSocket::Usual),
+    };
+    Ok(match named {
+        AdminSocket::Usual => Some(socket::USUAL.into()),
+        AdminSocket::Off => None,
+        AdminSocket::At(path) => Some(path),
+    })
+}
+
+/// Where our package puts the configuration.
+const CONFIG_USUAL: &str = "/etc/choria-provisioner/choria-provisioner.yaml";
+
+/// The admin socket, if there shall be one. Nobody asked for the usual one, so it is no reason not to start.
+fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {
+    match wanted {
+        AdminSocket::Off => Ok(None),
+        AdminSocket::At(path) => Socket::bind(path).map(Some),
+        AdminSocket::Usual => {
+            let path = Path::new(socket::USUAL);
+            if !path.parent().is_some_and(Path::is_dir) {
+                return Ok(None);
+            }
+            Ok(Socket::bind(path)
+                .inspect_err(
+                    |error| log::warn!(component = "admin"; "No admin socket: {}", chain(error)),
+                )
+                .ok())
+        }
+    }
+}
+
 /// Runs the daemon until it is told to stop.
 fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), Box<dyn Error>> {
     let config = settings.config;
@@ -97,6 +176,7 @@ fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), B
         0 => None,
         port => Some(Monitor::bind(config.monitor_address, port)?),
     };
+    let admin = bind_socket(&config.admin_socket)?;
     let signals = Signals::install()?;
     // Lives until the end of this function, whichever way it ends.
     let pid = arguments.pid.as_deref().map(PidFile::write).transpose()?;
@@ -104,8 +184,14 @@ fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), B
         pid.remove_on_panic();
     }
     log::info!(component = "provisioner", version = VERSION; "Starting with {}", arguments.config.display());
-    let setup =
-        Setup { config, choria: settings.choria, monitor, version: VERSION, log: log.clone() };
+    let setup = Setup {
+        config,
+        choria: settings.choria,
+        monitor,
+        admin,
+        version: VERSION,
+        log: log.clone(),
+    };
     fleet::run(setup, signals)?;
     Ok(())
 }

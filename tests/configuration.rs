@@ -50,6 +50,8 @@ fn the_defaults_shown_are_those_in_force() {
                 "upgrades_repository:",
                 "broker_provisioning_password:",
                 "monitor_port:",
+                // Its default depends on the machine.
+                "admin_socket:",
             ];
             !of_its_own.iter().any(|key| line.starts_with(key))
         })

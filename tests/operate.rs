@@ -1,13 +1,21 @@
-//! What an operator sees and can do: the status page, through the real port, of the real daemon.
+//! What an operator sees and can do: the status page through the real port, and commands through the real socket, of the
+//! real daemon.
 
 mod common;
 mod fleet;
 
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::thread;
 use std::time::Instant;
 
-use common::{Daemon, NatsServer, SOON, wait_until, within};
-use fleet::{Fault, Fleet};
-use serde_json::Value;
+use common::{Builder, Daemon, NatsServer, SOON, TempDir, wait_until, within};
+use fleet::{Action, Fault, Fleet};
+use serde_json::{Value, json};
 
 /// What `/status.json` says, asked with `query`.
 #[track_caller]
@@ -23,6 +31,51 @@ fn page(daemon: &Daemon, query: &str) -> String {
     let (code, text) = daemon.get(&format!("/{query}")).expect("the port answers");
     assert_eq!(code, 200, "{text}");
     text
+}
+
+/// A daemon with an admin socket in its folder.
+fn builder(broker: &NatsServer) -> Builder {
+    let builder = Daemon::builder(&broker.address());
+    let path = builder.dir().join("admin.sock");
+    builder.set("admin_socket", path.display())
+}
+
+/// Runs a command of ours against `daemon`.
+fn run(daemon: &Daemon, arguments: &[&str]) -> Output {
+    let socket = daemon.dir().join("admin.sock");
+    program().args(arguments).arg("--socket").arg(socket).output().expect("it can be started")
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_choria-provisioner"))
+}
+
+/// What the command says, which must be followed.
+#[track_caller]
+fn say(daemon: &Daemon, arguments: &[&str]) -> String {
+    let output = run(daemon, arguments);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}{error}");
+    assert_eq!(error, "", "{arguments:?}");
+    said
+}
+
+/// The same, as JSON.
+#[track_caller]
+fn say_json(daemon: &Daemon, arguments: &[&str]) -> Value {
+    let said = say(daemon, &[arguments, &["--json"]].concat());
+    serde_json::from_str(&said).expect("it is JSON")
+}
+
+/// Its exit code and what it says of it.
+fn fail(output: &Output) -> (Option<i32>, String) {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    (
+        output.status.code(),
+        error.trim_start_matches("choria-provisioner: error: ").trim().to_owned(),
+    )
 }
 
 #[test]
@@ -69,14 +122,7 @@ fn the_page_shows_the_step_each_worker_is_at() {
     let fleet = Fleet::builder(&broker.url()).nodes(1).start();
     let builder = Daemon::builder(&broker.address());
     let (begun, go_on) = (builder.dir().join("begun"), builder.dir().join("go-on"));
-    let daemon = builder
-        .helper(&format!(
-            "#!/bin/sh\n: >{}\nwhile [ ! -e {} ]; do sleep 0.05; done\n\
-             echo '{{\"configuration\":{{\"plugin.choria.server.provision\":\"0\"}}}}'\n",
-            begun.display(),
-            go_on.display()
-        ))
-        .start();
+    let daemon = builder.helper(&waiting_helper(&begun, &go_on)).start();
     wait_until(SOON, "the helper runs", || begun.exists());
     let document = status(&daemon, "?state=working");
     let worker = &document["workers"][0];
@@ -85,7 +131,7 @@ fn the_page_shows_the_step_each_worker_is_at() {
     assert!(worker["step_secs"].as_f64() <= worker["for_secs"].as_f64(), "{worker}");
     assert_eq!(document["nodes"]["nodes"][0]["state"], "working");
     assert!(page(&daemon, "").contains("<td>helper</td>"));
-    std::fs::write(&go_on, "").expect("the folder is ours");
+    fs::write(&go_on, "").expect("the folder is ours");
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     wait_until(SOON, "its desk is free", || status(&daemon, "")["workers"] == Value::Array(vec![]));
 }
@@ -111,4 +157,241 @@ fn ten_thousand_nodes_are_on_the_page_at_once() {
     // It takes a hundredth of that; this catches what grows with the square.
     assert!(took < SOON, "{took:?}");
     assert!(page(&daemon, "?state=all&name=n77.").contains("n77.example.net"));
+}
+
+#[test]
+fn a_paused_daemon_begins_nothing_until_it_is_resumed() {
+    let broker = NatsServer::start();
+    let daemon = builder(&broker).start();
+    assert_eq!(say(&daemon, &["pause"]), "Paused; no node is in work.\n");
+    assert_eq!(say_json(&daemon, &["pause"])["changed"], false);
+    let fleet = Fleet::builder(&broker.url()).nodes(2).start();
+    daemon.wait_logged(SOON, &["Skipping event processing while paused"]);
+    let status = say_json(&daemon, &["status"]);
+    assert_eq!((&status["state"], &status["ready"]), (&json!("paused"), &json!(false)));
+    assert_eq!(status["closed_by"][0]["reason"], "operator");
+    assert!(say(&daemon, &["status"]).starts_with("State       paused by an operator for "));
+    assert_eq!(daemon.get("/readyz").expect("the port answers").0, 503);
+    assert_eq!(daemon.metric("paused"), 1.0);
+    assert_eq!(fleet.provisioned(), 0);
+    let refused = fail(&run(&daemon, &["discover"]));
+    assert_eq!(refused, (Some(1), "paused by an operator".into()));
+    assert_eq!(say(&daemon, &["resume"]), "Resumed; a discovery begins.\n");
+    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
+    assert_eq!(say_json(&daemon, &["status"])["state"], "provisioning");
+}
+
+#[test]
+fn a_pause_lets_a_node_in_work_finish_and_outlives_a_broken_connection() {
+    let mut broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    let builder = builder(&broker);
+    let (begun, go_on) = (builder.dir().join("begun"), builder.dir().join("go-on"));
+    let daemon = builder.helper(&waiting_helper(&begun, &go_on)).start();
+    wait_until(SOON, "the helper runs", || begun.exists());
+    assert_eq!(say(&daemon, &["pause"]), "Paused; 1 in work are finished.\n");
+    fs::write(&go_on, "").expect("the folder is ours");
+    fleet.wait_all_provisioned(within(SOON)).expect("it is finished");
+    broker.restart();
+    wait_until(SOON, "it is connected again", || daemon.metric("broker_reconnects_total") == 1.0);
+    wait_until(SOON, "and paused all the same", || {
+        say_json(&daemon, &["status"])["closed_by"].as_array().is_some_and(|by| by.len() == 1)
+    });
+    assert_eq!(say_json(&daemon, &["status"])["state"], "paused");
+}
+
+#[test]
+fn a_discovery_is_made_when_an_operator_wants_one() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).announce(false).start_quietly();
+    let daemon = builder(&broker).set("interval", "1h").set("retry_max", "1h").start();
+    fleet.wait_all_provisioned(within(SOON)).expect("the first discovery finds it");
+    let cycles = daemon.metric("discover_cycles");
+    assert_eq!(say(&daemon, &["discover"]), "A discovery begins.\n");
+    wait_until(SOON, "there was another", || daemon.metric("discover_cycles") > cycles);
+}
+
+#[test]
+fn a_waiting_node_is_tried_at_once_when_an_operator_wants_it() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url())
+        .broken("locked-1.example.net", Fault::Locked)
+        .broken("locked-2.example.net", Fault::Locked)
+        .start();
+    // A node that is locked is left alone for two minutes.
+    let daemon = builder(&broker).start();
+    let asked = |name: &str| fleet.named(name).times_asked(Action::Jwt);
+    wait_until(SOON, "both wait", || {
+        say_json(&daemon, &["nodes", "--state=waiting"])["matching"] == 2
+    });
+    let (first, second) = (asked("locked-1.example.net"), asked("locked-2.example.net"));
+    let said = say(&daemon, &["retry", "locked-1.example.net"]);
+    assert_eq!(said, "locked-1.example.net is queued.\n");
+    wait_until(SOON, "it is tried", || asked("locked-1.example.net") > first);
+    assert_eq!(asked("locked-2.example.net"), second, "the other waits");
+    wait_until(SOON, "both wait", || {
+        say_json(&daemon, &["nodes", "--state=waiting"])["matching"] == 2
+    });
+    assert_eq!(say(&daemon, &["retry", "--all"]), "2 are queued.\n");
+    wait_until(SOON, "the other is tried", || asked("locked-2.example.net") > second);
+    let (code, error) = fail(&run(&daemon, &["retry", "*"]));
+    assert_eq!((code, error.as_str()), (Some(1), "\"*\": identity holds a wildcard"));
+}
+
+#[test]
+fn a_denied_node_is_left_alone_until_it_is_allowed() {
+    let broker = NatsServer::start();
+    let daemon = builder(&broker).start();
+    daemon.wait_ready();
+    let name = "unwanted.example.net";
+    let until = "until it is allowed or the daemon ends";
+    assert_eq!(say(&daemon, &["deny", name]), format!("{name} is left alone {until}.\n"));
+    let fleet = Fleet::builder(&broker.url()).node(name).node("wanted.example.net").start();
+    fleet.wait_provisioned(1, within(SOON)).expect("the other one is provisioned");
+    let cycles = daemon.metric("discover_cycles");
+    wait_until(SOON, "two discoveries saw it", || daemon.metric("discover_cycles") >= cycles + 2.0);
+    assert!(daemon.metrics().with("events_ignored_total", "kind=\"denied\"") >= 1.0);
+    assert_eq!(fleet.named(name).times_asked(Action::Inventory), 0);
+    assert_eq!(say_json(&daemon, &["status"])["denied"][0]["node"], name);
+    let refused = fail(&run(&daemon, &["retry", name]));
+    assert_eq!(refused, (Some(1), format!("{name} is denied: allow it first")));
+    assert_eq!(say(&daemon, &["allow", name]), format!("{name} is taken when it is seen next.\n"));
+    fleet.wait_all_provisioned(within(SOON)).expect("it is provisioned");
+}
+
+#[test]
+fn nodes_are_listed_with_filter_and_order() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url())
+        .nodes(3)
+        .broken("full-disk.example.net", Fault::ConfigureRefused)
+        .start();
+    let daemon = builder(&broker).start();
+    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
+    let of = |arguments: &[&str]| say_json(&daemon, arguments)["matching"].clone();
+    wait_until(SOON, "three settle, one is stuck", || {
+        of(&["nodes", "--state", "settling"]) == 3 && of(&["nodes", "--state", "stuck"]) == 1
+    });
+    assert_eq!(of(&["nodes", "n1."]), 1);
+    let said = say(&daemon, &["nodes", "--sort", "failures", "--limit", "1"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("NODE ") && lines[0].ends_with(" WHY"), "{said}");
+    assert!(lines[1].starts_with("full-disk.example.net  waiting"), "{said}");
+    assert!(lines[1].contains("configuration failed"), "{said}");
+    assert_eq!(lines[2], "The first 1 of 4.");
+    assert_eq!(say(&daemon, &["nodes", "nobody"]).lines().count(), 1, "nobody is no error");
+}
+
+#[test]
+fn the_socket_is_found_by_the_configuration_and_its_absence_has_exit_codes() {
+    let broker = NatsServer::start();
+    let mut daemon = builder(&broker).start();
+    let config = daemon.dir().join("choria-provisioner.yaml");
+    let status = |config: &PathBuf| program().arg("status").arg("--config").arg(config).output();
+    let output = status(&config).expect("it can be started");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let socket = daemon.dir().join("admin.sock");
+    daemon.stop();
+    assert!(!socket.exists(), "it goes with the daemon");
+    let (code, error) = fail(&status(&config).expect("it can be started"));
+    assert_eq!(code, Some(75));
+    let expected = format!("no daemon answers on {}: No such file", socket.display());
+    assert!(error.starts_with(&expected), "{error}");
+    let folder = TempDir::new("socket");
+    let off = folder.write("off.yaml", "helper: /bin/true\nadmin_socket: ''\n");
+    let (code, error) = fail(&status(&off).expect("it can be started"));
+    assert_eq!(
+        (code, error.as_str()),
+        (Some(78), "the daemon has no admin socket: admin_socket is empty")
+    );
+    let (code, _) = fail(&status(&folder.path().join("none.yaml")).expect("it can be started"));
+    assert_eq!(code, Some(78));
+    let (code, _) = fail(&program().args(["deny"]).output().expect("it can be started"));
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn a_daemon_that_breaks_off_or_talks_nonsense_is_an_error() {
+    let folder = TempDir::new("socket");
+    let path = folder.path().join("admin.sock");
+    let listener = UnixListener::bind(&path).expect("the folder is ours");
+    let answers = [
+        &b"{\"ok\":true"[..],
+        b"what?\n",
+        b"{\"ok\":true,\"result\":7}\n",
+        b"{\"ok\":false,\"error\":\"\\u001b[2J\"}\n",
+    ];
+    let count = answers.len();
+    let daemon = thread::spawn(move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().expect("somebody asks");
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).expect("there is a line");
+            stream.write_all(answer).expect("it is taken");
+        }
+    });
+    let ask =
+        || program().args(["status", "--socket"]).arg(&path).output().expect("it can be started");
+    let errors: Vec<_> = (0..count).map(|_| fail(&ask())).collect();
+    daemon.join().expect("all have asked");
+    assert!(errors.iter().all(|(code, _)| *code == Some(1)), "{errors:?}");
+    assert!(errors[0].1.starts_with("the daemon gave no whole answer"), "{errors:?}");
+    assert!(errors[1].1.starts_with("the daemon's answer makes no sense"), "{errors:?}");
+    assert!(errors[2].1.starts_with("the daemon's answer makes no sense"), "{errors:?}");
+    assert_eq!(errors[3].1, "\\u{1b}[2J", "a terminal must not be steered");
+}
+
+#[test]
+fn hung_clients_hold_up_neither_the_daemon_nor_its_end() {
+    let broker = NatsServer::start();
+    let mut daemon = builder(&broker).start();
+    let socket = daemon.dir().join("admin.sock");
+    let mode = fs::metadata(&socket).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o660, "no stranger may open it");
+    // One silent, one in the middle of a line, and those that never read what they ask for.
+    let mut clients: Vec<UnixStream> =
+        (0..7).map(|_| UnixStream::connect(&socket).expect("it is open")).collect();
+    clients[1].write_all(b"{").expect("it is taken");
+    for client in &mut clients[2..] {
+        client
+            .write_all("{\"command\":\"status\"}\n".repeat(2_000).as_bytes())
+            .expect("it is taken");
+    }
+    // The first bytes are there: they are being answered.
+    let mut byte = [0];
+    clients[2].read_exact(&mut byte).expect("an answer begins");
+    let fleet = Fleet::builder(&broker.url()).nodes(5).start();
+    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
+    assert_eq!(say_json(&daemon, &["status"])["state"], "provisioning");
+    assert!(daemon.stop().success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn the_socket_of_a_live_daemon_is_not_taken_and_that_of_a_dead_one_is() {
+    let broker = NatsServer::start();
+    let daemon = builder(&broker).start();
+    let socket = daemon.dir().join("admin.sock");
+    let other = Daemon::builder(&broker.address()).set("admin_socket", socket.display());
+    let (code, log) = other.run_to_its_end();
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("another process listens there"), "{log}");
+    let kept = TempDir::new("socket");
+    let stale = kept.path().join("admin.sock");
+    drop(UnixListener::bind(&stale).expect("the folder is ours"));
+    let third = Daemon::builder(&broker.address()).set("admin_socket", stale.display()).start();
+    let output = program().args(["status", "--socket"]).arg(&stale).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    drop(third);
+    drop(daemon);
+}
+
+/// A helper that says that it has begun, and answers when it may go on.
+fn waiting_helper(begun: &std::path::Path, go_on: &std::path::Path) -> String {
+    format!(
+        "#!/bin/sh\n: >{}\nwhile [ ! -e {} ]; do sleep 0.05; done\n\
+         echo '{{\"configuration\":{{\"plugin.choria.server.provision\":\"0\"}}}}'\n",
+        begun.display(),
+        go_on.display()
+    )
 }

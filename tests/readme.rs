@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use choria_provisioner::cli;
 use choria_provisioner::config::choria::keys::{Fate, KEYS};
 use choria_provisioner::config::file::{Features, File};
 use choria_provisioner::metrics::Metrics;
@@ -14,12 +15,14 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The names in code quotes in the first column of all tables between the heading `from` and the next of its rank.
+/// The names in code quotes in the first column of all tables between the heading `from` and the next of its rank or a
+/// higher one.
 fn first_column(readme: &str, from: &str) -> BTreeSet<String> {
     let start = readme.find(from).unwrap_or_else(|| panic!("README has no heading {from}"));
     let rank = from.split_whitespace().next().unwrap_or_default();
     let rest = &readme[start + from.len()..];
-    let end = rest.find(&format!("\n{rank} ")).unwrap_or(rest.len());
+    let ranks = (2..=rank.len()).map(|length| format!("\n{} ", &rank[..length]));
+    let end = ranks.filter_map(|rank| rest.find(&rank)).min().unwrap_or(rest.len());
     let cells = rest[..end].lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
     let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
     names.map(str::to_owned).collect()
@@ -77,6 +80,29 @@ fn the_fate_of_every_key_of_the_client_file_is_in_the_readme() {
         (key.to_string(), word.to_owned())
     });
     assert_eq!(said, known.collect());
+}
+
+#[test]
+fn the_table_of_commands_is_the_list_of_commands() {
+    let commands: BTreeSet<String> = cli::asking().map(str::to_owned).collect();
+    assert_eq!(first_column(&read("README.md"), "### Commands"), commands);
+}
+
+#[test]
+fn every_exit_code_is_in_the_readme() {
+    let readme = read("README.md");
+    let main = read("src/main.rs");
+    let (_, codes) = main.split_once("enum End {").expect("it says how the process ends");
+    let (codes, _) = codes.split_once('}').expect("the list ends");
+    let codes: Vec<&str> =
+        codes.lines().filter_map(|line| line.split_once(" = ")?.1.strip_suffix(',')).collect();
+    assert!(codes.len() >= 6, "{codes:?}");
+    for code in codes {
+        assert!(
+            readme.contains(&format!("\n| {code} | ")),
+            "README has no row for exit code {code}"
+        );
+    }
 }
 
 #[test]

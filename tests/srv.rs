@@ -72,6 +72,7 @@ fn start(
         config,
         choria: settings.choria,
         monitor: None,
+        admin: None,
         version: "0",
         log: log.expect("the folder is writable"),
     };

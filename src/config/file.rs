@@ -96,7 +96,7 @@ settings! {
         features: Features,
         /// Address of the monitor port. Default: all addresses.
         monitor_address: String,
-        /// Control socket. Not available in this version.
+        /// Unix socket for commands, empty for none. Default: `/run/choria-provisioner/admin.sock`, if its directory exists.
         admin_socket: String,
         /// Nodes that wait for their turn, new ones and those tried before each, 1 to 1,000,000. Default: 50,000.
         work_queue: i64,

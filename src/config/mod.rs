@@ -69,6 +69,8 @@ pub struct Config {
     pub monitor_port: u16,
     /// Address of the monitor port.
     pub monitor_address: IpAddr,
+    /// Where operators give their commands.
+    pub admin_socket: AdminSocket,
     /// Log in to the broker as user `provisioner` with this password.
     pub broker_provisioning_password: Option<Secret>,
     /// Names no node may get a certificate for.
@@ -155,6 +157,17 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
+/// Where operators give their commands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdminSocket {
+    /// Nothing was said: where our package makes a directory for it, if there is one.
+    Usual,
+    /// Nowhere.
+    Off,
+    /// There.
+    At(PathBuf),
+}
+
 /// How the helper is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HelperMode {
@@ -225,6 +238,24 @@ pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<S
     }
 }
 
+/// Reads where operators give their commands from the YAML at `path`, and nothing else: whoever gives one need not be able to
+/// read all that the daemon reads.
+///
+/// # Errors
+///
+/// [`Report`] if the file can't be read, or is no YAML of ours.
+pub fn admin_socket_of(path: &Path) -> Result<AdminSocket, Report> {
+    let mut report = Report::new(path.display().to_string());
+    let file = match read_file(path) {
+        Ok(bytes) => File::parse(&bytes, &mut report),
+        Err(error) => {
+            report.unreadable(&error);
+            None
+        }
+    };
+    file.map(|file| admin_socket(file.admin_socket)).ok_or(report)
+}
+
 impl Config {
     /// Reads and checks the YAML in `bytes`; what is wrong or strange goes to `report`.
     ///
@@ -266,6 +297,7 @@ impl Config {
             site: file.site.map_or_else(String::new, |at| at.value),
             monitor_port: bounded("monitor_port", file.monitor_port, 0, 0..=65_535, report) as u16,
             monitor_address: monitor_address(file.monitor_address, report),
+            admin_socket: admin_socket(file.admin_socket),
             broker_provisioning_password,
             cert_deny_list: cert_deny_list(file.cert_deny_list, report),
             server_jwt_validity: signing::validity(&signing, is_issuer, report),
@@ -350,13 +382,10 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
     if let Some(At { line, value: true }) = file.active_active {
         refuse("active_active", line);
     }
-    let texts = [("admin_socket", &file.admin_socket), ("audit_log", &file.audit_log)];
-    for (key, text) in texts {
-        if let Some(At { line, value }) = text
-            && !value.is_empty()
-        {
-            refuse(key, *line);
-        }
+    if let Some(At { line, value }) = &file.audit_log
+        && !value.is_empty()
+    {
+        refuse("audit_log", *line);
     }
 }
 
@@ -450,6 +479,14 @@ fn log_target(written: Option<At<String>>) -> LogTarget {
         "stderr" => LogTarget::Stderr,
         "discard" => LogTarget::Discard,
         _ => LogTarget::File(PathBuf::from(text)),
+    }
+}
+
+fn admin_socket(written: Option<At<String>>) -> AdminSocket {
+    match written {
+        None => AdminSocket::Usual,
+        Some(At { value, .. }) if value.is_empty() => AdminSocket::Off,
+        Some(At { value, .. }) => AdminSocket::At(PathBuf::from(value)),
     }
 }
 
@@ -901,7 +938,9 @@ mod tests {
         );
         check("broker_provisioning_password: ''", |c| c.broker_provisioning_password.clone(), None);
         check("jwt_verify_cert: ''", |c| c.jwt_verify_cert.clone(), None);
-        check("admin_socket: ''", |c| c.workers >= 1, true);
+        check("admin_socket: ''", |c| c.admin_socket == AdminSocket::Off, true);
+        check("admin_socket: /run/x", |c| c.admin_socket == AdminSocket::At("/run/x".into()), true);
+        check("admin_socket:", |c| c.admin_socket == AdminSocket::Usual, true);
         check("", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: exec", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: Persistent", |c| c.helper_mode, HelperMode::Persistent);
@@ -1203,10 +1242,6 @@ mod tests {
         wrong(
             "active_active: yes",
             &["t.yaml:3: active_active: not supported by this version yet"],
-        );
-        wrong(
-            "admin_socket: /run/x",
-            &["t.yaml:3: admin_socket: not supported by this version yet"],
         );
         wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
     }

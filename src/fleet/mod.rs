@@ -11,7 +11,7 @@
 //! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
 //! | `finisher` | outcomes, a tick | prober and workers have ended |
 //! | `election`, if there is one | answers, changes of the gate, offers, a timer | drain, after all the above |
-//! | monitor (`ops::http`) | requests | all others have ended |
+//! | monitor (`ops::http`), `admin` and its clients (`ops::socket`) | requests, commands | all others have ended |
 //!
 //! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
 //! finish; when the last outcome is written leadership is handed over, and the connection drains and closes. *Abort*, a second signal or
@@ -67,8 +67,10 @@ use crate::helper::{self, Helper};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::node;
+use crate::ops::command::Operator;
 use crate::ops::history::History;
 use crate::ops::http::Monitor;
+use crate::ops::socket::Socket;
 use crate::ops::status::{Observer, Sources, Uplink};
 use crate::protocol::subject::{self, BadSubject};
 use crate::protocol::{self, RequestId, lifecycle};
@@ -88,6 +90,8 @@ pub struct Setup {
     pub choria: ChoriaConfig,
     /// The port for metrics, bound before any work starts.
     pub monitor: Option<Monitor>,
+    /// The socket for an operator's commands, if there is one.
+    pub admin: Option<Socket>,
     /// Our version, for our startup event.
     pub version: &'static str,
     /// The log, to open its file again on SIGUSR2.
@@ -145,7 +149,7 @@ impl std::error::Error for RunError {
 /// [`RunError`], before any node was touched.
 pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     end_on_panic();
-    let Setup { config, choria, monitor, version, log } = setup;
+    let Setup { config, choria, monitor, admin, version, log } = setup;
     let config = Arc::new(config);
     let metrics = Metrics::new(&config.site);
     let gate = Arc::new(Gate::new());
@@ -317,8 +321,17 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let monitor = match monitor {
         None => None,
         Some(monitor) => {
-            let serving = monitor.serve(metrics.clone(), observer);
+            let serving = monitor.serve(metrics.clone(), observer.clone());
             Some(serving.map_err(|error| RunError::Thread { name: "monitor", error })?)
+        }
+    };
+    let admin = match admin {
+        None => None,
+        Some(socket) => {
+            let (gate, roster, discover) = (gate.clone(), roster.clone(), trigger.clone());
+            let operator = Operator { shown: observer, gate, roster, discover };
+            let serving = socket.serve(Arc::new(operator));
+            Some(serving.map_err(|error| RunError::Thread { name: "admin", error })?)
         }
     };
 
@@ -345,7 +358,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     main.serve(&signals, &log);
     main.stop(&signals, &log, threads, candidate, config.drain_timeout, &connection);
     helper.stop(&signals.abort);
-    drop(rpc);
+    drop((rpc, admin));
     if let Some(monitor) = monitor {
         monitor.stop();
     }
