@@ -235,10 +235,15 @@ impl Gate {
         self.core.lock().reasons(BootTime::now()).collect()
     }
 
-    /// The reasons not to act, each with the time since when it holds.
+    /// The reasons not to act, each with the time since when it holds. A lease that is over has been for moments.
     pub fn closed_since(&self) -> Vec<(Reason, Instant)> {
-        let since = self.since.lock().reasons;
-        Reason::ALL.into_iter().zip(since).filter_map(|(why, at)| Some((why, at?))).collect()
+        let core = self.core.lock();
+        let (since, now) = (self.since.lock().reasons, Instant::now());
+        let began = |reason| {
+            let known = Reason::ALL.iter().zip(since).find(|(known, _)| **known == reason);
+            known.and_then(|(_, at)| at).unwrap_or(now)
+        };
+        core.reasons(BootTime::now()).map(|reason| (reason, began(reason))).collect()
     }
 
     /// Since when there is no reason not to act; of use only while there is none.
