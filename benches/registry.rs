@@ -68,11 +68,10 @@ impl Costs {
         });
         now += Duration::from_secs(1);
         let take = each(&keys, |key| assert!(registry.take(key, now).is_some()));
-        let failed = Report {
-            outcome: Outcome::Failed,
-            reason: "choria_provision#configure failed: no answer, tried 5 times".to_owned(),
-            steps: Vec::new(),
-        };
+        let failed = Report::new(
+            Outcome::Failed,
+            "choria_provision#configure failed: no answer, tried 5 times",
+        );
         let fail = each(&keys, |key| {
             registry.finish(key, &failed, now, false, false, &mut |_, _| false);
         });
@@ -88,11 +87,8 @@ impl Costs {
         for key in &again {
             registry.take(key, now);
         }
-        let provisioned = Report {
-            outcome: Outcome::Provisioned { configured_at: now, restarted_at: Some(now) },
-            reason: String::new(),
-            steps: Vec::new(),
-        };
+        let provisioned =
+            Report::new(Outcome::Provisioned { configured_at: now, restarted_at: Some(now) }, "");
         let succeed = each(&again, |key| {
             registry.finish(key, &provisioned, now, false, false, &mut |_, _| false);
         });

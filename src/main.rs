@@ -16,6 +16,7 @@ use choria_provisioner::coredump;
 use choria_provisioner::descriptors;
 use choria_provisioner::fleet::{self, Setup};
 use choria_provisioner::logging::{Log, chain};
+use choria_provisioner::ops::audit::AuditFile;
 use choria_provisioner::ops::client;
 use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
@@ -81,7 +82,14 @@ fn run(arguments: &Run) -> End {
     for warning in &settings.warnings {
         log::warn!(component = "config"; "{warning}");
     }
-    match serve(arguments, settings, &log) {
+    let audit = match config.audit_log.as_deref().map(AuditFile::open).transpose() {
+        Ok(audit) => audit,
+        Err(error) => {
+            tell(&log, &error);
+            return if is_denied(&error) { End::NotPermitted } else { End::BadConfiguration };
+        }
+    };
+    match serve(arguments, settings, audit, &log) {
         Ok(()) => End::Well,
         Err(error) => {
             tell(&log, &*error);
@@ -168,7 +176,12 @@ fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {
 }
 
 /// Runs the daemon until it is told to stop.
-fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), Box<dyn Error>> {
+fn serve(
+    arguments: &Run,
+    settings: config::Settings,
+    audit: Option<AuditFile>,
+    log: &Log,
+) -> Result<(), Box<dyn Error>> {
     let config = settings.config;
     descriptors::raise(config.workers);
     // Before any work starts: a port in use must not end a daemon that has nodes in its hands.
@@ -189,6 +202,7 @@ fn serve(arguments: &Run, settings: config::Settings, log: &Log) -> Result<(), B
         choria: settings.choria,
         monitor,
         admin,
+        audit,
         version: VERSION,
         log: log.clone(),
     };

@@ -98,6 +98,8 @@ pub struct Metrics {
     pub discovery_replies: IntGauge,
     /// Connections and requests the monitor port turned away, by `reason`.
     pub monitor_refused: IntCounterVec,
+    /// Lines of the audit log that were not written.
+    pub audit_lines_lost: IntCounter,
     /// Helper processes that stay from node to node.
     pub helper_processes: IntGauge,
     /// Such processes started in the place of one that failed.
@@ -238,6 +240,10 @@ impl Metrics {
                 "monitor_refused_total",
                 "Connections and requests to the monitor port that were turned away",
                 "reason",
+            ),
+            audit_lines_lost: make.counter(
+                "audit_lines_lost_total",
+                "Lines of the audit log that could not be written, or not fast enough",
             ),
             helper_processes: make.gauge(
                 "helper_processes",

@@ -386,6 +386,67 @@ fn the_socket_of_a_live_daemon_is_not_taken_and_that_of_a_dead_one_is() {
     drop(daemon);
 }
 
+#[test]
+fn each_attempt_is_a_line_of_the_audit_log_also_after_that_was_rotated() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url())
+        .nodes(2)
+        .pki()
+        .broken("full-disk.example.net", Fault::ConfigureRefused)
+        .start();
+    let builder = Daemon::builder(&broker.address()).feature("pki", "true");
+    let (path, old) = (builder.dir().join("audit.log"), builder.dir().join("audit.log.1"));
+    let mut daemon = builder.set("audit_log", path.display()).start();
+    let lines = |path: &PathBuf| -> Vec<Value> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).expect("each line is whole")).collect()
+    };
+    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
+    let count = |path: &PathBuf, outcome: &str| {
+        lines(path).iter().filter(|line| line["outcome"] == outcome).count()
+    };
+    wait_until(SOON, "all are written", || {
+        count(&path, "provisioned") == 2 && count(&path, "failed") >= 1
+    });
+    let written = lines(&path);
+    let good = written.iter().find(|line| line["outcome"] == "provisioned").expect("it is there");
+    let node = good["node"].as_str().expect("a name");
+    assert_eq!((&good["reason"], &good["attempt"]), (&json!(""), &json!(1)));
+    assert_eq!(good["csr_subject"], format!("CN={node}"));
+    assert_eq!(good["config_sha256"].as_str().map(str::len), Some(64));
+    assert_ne!((&good["version"], &good["jwt_id"]), (&json!(""), &json!("")));
+    let steps = good["steps"].as_object().expect("steps");
+    for step in ["jwt", "inventory", "gencsr", "helper", "configure", "restart"] {
+        assert!(steps[step].is_number(), "{good}");
+    }
+    let bad = written.iter().find(|line| line["node"] == "full-disk.example.net").expect("a line");
+    assert!(bad["reason"].as_str().is_some_and(|why| why.contains("no space left")), "{bad}");
+    assert!(!fs::read_to_string(&path).expect("it is ours").contains("s3cret"));
+
+    fs::rename(&path, &old).expect("the folder is ours");
+    daemon.signal(rustix::process::Signal::USR2);
+    wait_until(SOON, "it is there again", || path.exists());
+    let more = Fleet::builder(&broker.url()).node("late.example.net").pki().start();
+    more.wait_all_provisioned(within(SOON)).expect("provisioned");
+    assert!(daemon.stop().success());
+    assert_eq!(count(&path, "provisioned"), 1, "written before the end");
+    assert_eq!(count(&old, "provisioned"), 2);
+}
+
+#[test]
+fn an_audit_log_that_cannot_be_opened_is_no_start_and_a_full_one_keeps_nobody_waiting() {
+    let broker = NatsServer::start();
+    let wrong = Daemon::builder(&broker.address()).set("audit_log", "/nowhere/audit.log");
+    let (code, log) = wrong.run_to_its_end();
+    assert_eq!(code, 78, "{log}");
+    assert!(log.contains("cannot open audit log /nowhere/audit.log"), "{log}");
+    let fleet = Fleet::builder(&broker.url()).nodes(3).start();
+    let daemon = Daemon::builder(&broker.address()).set("audit_log", "/dev/full").start();
+    fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
+    wait_until(SOON, "the loss is counted", || daemon.metric("audit_lines_lost_total") >= 3.0);
+    daemon.wait_logged(SOON, &["Cannot write to audit log /dev/full", "No space left"]);
+}
+
 /// A helper that says that it has begun, and answers when it may go on.
 fn waiting_helper(begun: &std::path::Path, go_on: &std::path::Path) -> String {
     format!(

@@ -73,6 +73,7 @@ fn start(
         choria: settings.choria,
         monitor: None,
         admin: None,
+        audit: None,
         version: "0",
         log: log.expect("the folder is writable"),
     };

@@ -122,7 +122,7 @@ settings! {
         helper_mode: String,
         /// Several provisioners share the work. Default: false. Not available in this version.
         active_active: bool,
-        /// File for one line an outcome. Not available in this version.
+        /// File that one JSON line is appended to for each attempt, empty for none. Default: none.
         audit_log: String,
         /// `auto`, `text` or `json`. Default: auto, which is JSON in a file and text elsewhere.
         log_format: String,

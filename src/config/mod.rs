@@ -71,6 +71,8 @@ pub struct Config {
     pub monitor_address: IpAddr,
     /// Where operators give their commands.
     pub admin_socket: AdminSocket,
+    /// Where each attempt is written down.
+    pub audit_log: Option<PathBuf>,
     /// Log in to the broker as user `provisioner` with this password.
     pub broker_provisioning_password: Option<Secret>,
     /// Names no node may get a certificate for.
@@ -298,6 +300,10 @@ impl Config {
             monitor_port: bounded("monitor_port", file.monitor_port, 0, 0..=65_535, report) as u16,
             monitor_address: monitor_address(file.monitor_address, report),
             admin_socket: admin_socket(file.admin_socket),
+            audit_log: file
+                .audit_log
+                .map(|at| PathBuf::from(at.value))
+                .filter(|path| !path.as_os_str().is_empty()),
             broker_provisioning_password,
             cert_deny_list: cert_deny_list(file.cert_deny_list, report),
             server_jwt_validity: signing::validity(&signing, is_issuer, report),
@@ -381,11 +387,6 @@ fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
     };
     if let Some(At { line, value: true }) = file.active_active {
         refuse("active_active", line);
-    }
-    if let Some(At { line, value }) = &file.audit_log
-        && !value.is_empty()
-    {
-        refuse("audit_log", *line);
     }
 }
 
@@ -940,6 +941,8 @@ mod tests {
         check("jwt_verify_cert: ''", |c| c.jwt_verify_cert.clone(), None);
         check("admin_socket: ''", |c| c.admin_socket == AdminSocket::Off, true);
         check("admin_socket: /run/x", |c| c.admin_socket == AdminSocket::At("/run/x".into()), true);
+        check("audit_log: ''", |c| c.audit_log.is_none(), true);
+        check("audit_log: /var/log/x", |c| c.audit_log == Some("/var/log/x".into()), true);
         check("admin_socket:", |c| c.admin_socket == AdminSocket::Usual, true);
         check("", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: exec", |c| c.helper_mode, HelperMode::Exec);
@@ -1243,7 +1246,6 @@ mod tests {
             "active_active: yes",
             &["t.yaml:3: active_active: not supported by this version yet"],
         );
-        wrong("audit_log: /var/log/x", &["t.yaml:3: audit_log: not supported by this version yet"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use chrono::Utc;
 use crossbeam_channel::{Receiver, select_biased, tick};
 
 use crate::fleet::registry::{Key, Next, Tally};
@@ -11,6 +12,7 @@ use crate::fleet::roster::Roster;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::node::Report;
+use crate::ops::audit::{Audit, Entry};
 use crate::ops::history::{Ended, History};
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
@@ -47,6 +49,8 @@ pub struct Finisher {
     pub metrics: Arc<Metrics>,
     /// Remembers for people.
     pub history: Arc<History>,
+    /// Writes down for good, if somebody wants that.
+    pub audit: Option<Audit>,
 }
 
 impl Finisher {
@@ -96,9 +100,14 @@ impl Finisher {
     fn remember(&self, done: Done, tally: &Tally, now: Instant) {
         let Some(outcome) = tally.outcome else { return };
         let Done { key, attempt, took, report } = done;
-        let reason = report.reason.clone();
-        let ended = Ended { at: now, node: key.identity, outcome, reason, attempt, took };
+        let (node, reason) = (key.identity, report.reason.clone());
+        let ended = Ended { at: now, node: node.clone(), outcome, reason, attempt, took };
         self.history.note(ended, tally, &report, now);
+        if let Some(audit) = &self.audit {
+            let Report { reason, steps, facts, .. } = report;
+            let time = Utc::now();
+            audit.note(Entry { time, node, outcome, reason, attempt, took, steps, facts });
+        }
     }
 
     fn count(&self, tally: &Tally) {

@@ -12,6 +12,7 @@ use crate::fleet::tokens::Tokens;
 use crate::gate::{Gate, Reason};
 use crate::logging::{Log, chain};
 use crate::metrics::Metrics;
+use crate::ops::audit;
 use crate::protocol::subject;
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::Connection;
@@ -36,6 +37,8 @@ pub struct MainLoop {
     /// Our startup event, until it is sent.
     pub announcement: Option<Vec<u8>>,
     pub tokens: Tokens,
+    /// Told to open its file again together with the log.
+    pub audit: Option<audit::Running>,
 }
 
 /// The thread that campaigns: it ends after all others.
@@ -84,11 +87,21 @@ impl MainLoop {
                 recv(signals.hangup) -> _ => {
                     log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
                 }
-                recv(signals.reopen) -> _ => match log.reopen() {
-                    Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
-                    Err(error) => log::error!(component = "provisioner"; "Going on with the old log: {}", chain(&error)),
-                },
+                recv(signals.reopen) -> _ => self.reopen(log),
             }
+        }
+    }
+
+    /// The files we write to were renamed.
+    fn reopen(&self, log: &Log) {
+        match log.reopen() {
+            Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
+            Err(error) => {
+                log::error!(component = "provisioner"; "Going on with the old log: {}", chain(&error));
+            }
+        }
+        if let Some(audit) = &self.audit {
+            audit.reopen();
         }
     }
 
@@ -214,6 +227,7 @@ mod tests {
                 renew: Box::new(|| {}),
                 announcement: Some(b"we are here".to_vec()),
                 tokens: Tokens::new(None, Security::Off),
+                audit: None,
             };
             Bench { main, memory, triggered }
         }

@@ -9,6 +9,7 @@
 //! | `discoverer` | interval, triggers, late finds | drain |
 //! | `prober` | queues, answers, permits, the gate | drain, after its workers |
 //! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
+//! | `audit` (`ops::audit`) | outcomes to write down | `finisher` has ended and all is written |
 //! | `finisher` | outcomes, a tick | prober and workers have ended |
 //! | `election`, if there is one | answers, changes of the gate, offers, a timer | drain, after all the above |
 //! | monitor (`ops::http`), `admin` and its clients (`ops::socket`) | requests, commands | all others have ended |
@@ -67,6 +68,7 @@ use crate::helper::{self, Helper};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::node;
+use crate::ops::audit::AuditFile;
 use crate::ops::command::Operator;
 use crate::ops::history::History;
 use crate::ops::http::Monitor;
@@ -92,6 +94,8 @@ pub struct Setup {
     pub monitor: Option<Monitor>,
     /// The socket for an operator's commands, if there is one.
     pub admin: Option<Socket>,
+    /// Where each attempt is written down, if anywhere.
+    pub audit: Option<AuditFile>,
     /// Our version, for our startup event.
     pub version: &'static str,
     /// The log, to open its file again on SIGUSR2.
@@ -149,7 +153,7 @@ impl std::error::Error for RunError {
 /// [`RunError`], before any node was touched.
 pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     end_on_panic();
-    let Setup { config, choria, monitor, admin, version, log } = setup;
+    let Setup { config, choria, monitor, admin, audit, version, log } = setup;
     let config = Arc::new(config);
     let metrics = Metrics::new(&config.site);
     let gate = Arc::new(Gate::new());
@@ -290,12 +294,22 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     });
     threads.start("prober", move || prober.run())?;
     let history = Arc::new(History::new(Instant::now()));
+    let (audit, audit_running) = match audit {
+        None => (None, None),
+        Some(file) => {
+            let started = file.start(instance.as_str(), metrics.clone());
+            let (audit, running) =
+                started.map_err(|error| RunError::Thread { name: "audit", error })?;
+            (Some(audit), Some(running))
+        }
+    };
     let finisher = Finisher {
         done,
         roster: roster.clone(),
         gate: gate.clone(),
         metrics: metrics.clone(),
         history: history.clone(),
+        audit,
     };
     threads.start("finisher", move || finisher.run())?;
     let observer = Arc::new(Observer::new(Sources {
@@ -354,9 +368,13 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
             unix_time(),
         )),
         tokens: Tokens::new(config.signing.clone(), choria.security),
+        audit: audit_running,
     };
     main.serve(&signals, &log);
     main.stop(&signals, &log, threads, candidate, config.drain_timeout, &connection);
+    if let Some(audit) = main.audit.take() {
+        audit.stop();
+    }
     helper.stop(&signals.abort);
     drop((rpc, admin));
     if let Some(monitor) = monitor {

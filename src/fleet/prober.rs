@@ -302,8 +302,7 @@ impl Prober {
 
     fn unreachable(&self, key: Key, reason: &str) {
         self.setup.metrics.rpc_error(Action::Inventory.label());
-        let report =
-            Report { outcome: Outcome::Unreachable, reason: reason.to_owned(), steps: Vec::new() };
+        let report = Report::new(Outcome::Unreachable, reason);
         let node = key.identity.as_str();
         log::warn!(component = node, node; "Could not provision {node}: {reason}");
         let attempt =

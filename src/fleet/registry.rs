@@ -1703,7 +1703,7 @@ mod tests {
         }
         let mut world = World::new();
         working(&mut world);
-        let silent = Report { outcome: Outcome::Refused, reason: String::new(), steps: Vec::new() };
+        let silent = Report::new(Outcome::Refused, "");
         world.registry.finish(&world.key(), &silent, world.now, false, false, &mut |_, _| true);
         assert_eq!(world.node().last_error, "refused");
     }
@@ -1715,7 +1715,7 @@ mod tests {
             working(&mut world);
             let end = "x".repeat(lead);
             let reason = format!("{end}{}{end}", "\u{1f980}".repeat(1000));
-            let report = Report { outcome: Outcome::Failed, reason, steps: Vec::new() };
+            let report = Report::new(Outcome::Failed, reason);
             world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
             let kept = world.node().last_error.len();
             assert!((ERROR_BYTES_MAX - 7..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
@@ -1915,7 +1915,7 @@ mod tests {
     }
 
     fn report(outcome: Outcome) -> Report {
-        Report { outcome, reason: "because".into(), steps: Vec::new() }
+        Report::new(outcome, "because")
     }
 
     fn upgrade_sent(sent_at: Instant) -> Outcome {

@@ -187,8 +187,7 @@ mod tests {
         for name in ["n1", "n2", "n3"] {
             let Sighted::Queued(key) = sight(name) else { panic!("{name} is new") };
             queues.first.recv().unwrap();
-            let report =
-                Report { outcome: Outcome::Failed, reason: String::new(), steps: Vec::new() };
+            let report = Report::new(Outcome::Failed, "");
             let now = Instant::now();
             roster.registry().take(&key, now).unwrap();
             roster.change(|registry, push| registry.finish(&key, &report, now, false, false, push));

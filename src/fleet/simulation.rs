@@ -959,7 +959,7 @@ impl Simulation {
     }
 
     fn report(&mut self, key: Key, outcome: Outcome, reason: &str) {
-        let report = Report { outcome, reason: reason.into(), steps: Vec::new() };
+        let report = Report::new(outcome, reason);
         self.done.push_back((key, report));
         let late = self.rng.u64(0..50);
         self.after(late, Event::Finish);

@@ -181,6 +181,11 @@ pub struct Unsigned {
 }
 
 impl Unsigned {
+    /// The organization it is for.
+    pub fn organization(&self) -> &str {
+        &self.server.organization
+    }
+
     /// Signs it at `now`, in seconds since 1970, under an id made of these random bytes.
     ///
     /// # Errors

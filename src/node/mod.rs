@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use openssl::error::ErrorStack;
 use openssl::rand::rand_bytes;
+use openssl::sha::sha256;
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
@@ -125,16 +126,16 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
         upgrade,
         attempt,
         steps: Vec::new(),
+        facts: Facts::default(),
         progress: &progress,
     };
     let result = node.provision();
-    let steps = node.steps;
-    match result {
-        Ok(outcome) => Report { outcome, reason: String::new(), steps },
-        Err(error) => {
-            Report { outcome: error.outcome(&context.gate), reason: reason(&error), steps }
-        }
-    }
+    let Node { steps, facts, .. } = node;
+    let (outcome, reason) = match result {
+        Ok(outcome) => (outcome, String::new()),
+        Err(error) => (error.outcome(&context.gate), reason(&error)),
+    };
+    Report { outcome, reason, steps, facts }
 }
 
 /// A node in hand.
@@ -146,6 +147,7 @@ struct Node<'a> {
     upgrade: Option<upgrade::Tries>,
     attempt: Attempt<'a>,
     steps: Vec<(&'static str, Duration)>,
+    facts: Facts,
     progress: &'a Progress,
 }
 
@@ -174,6 +176,7 @@ impl Node<'_> {
                 return Ok(Outcome::ShutDown);
             }
         };
+        plan.certificate.clone_into(&mut self.facts.certificate);
         let server_jwt = self.sign(&plan)?;
         let key = seal(&plan)?;
         if let Some(sent) = self.upgrade(&plan)? {
@@ -194,6 +197,8 @@ impl Node<'_> {
         let verified = Verified::by_jwt(self.identity.clone(), reply, &key, unix_time())?;
         if let Some(token) = verified.token() {
             let (node, jwt_id) = (self.identity.as_str(), token.id());
+            jwt_id.clone_into(&mut self.facts.jwt_id);
+            token.organization().clone_into(&mut self.facts.organization);
             log::debug!(component = node, node, jwt_id; "Verified the provisioning JWT of {node}");
             for doubt in token.doubts(config.token.expose()) {
                 self.doubt(&doubt);
@@ -221,6 +226,7 @@ impl Node<'_> {
         );
         let key = answer.map_err(|source| self.rpc_error(Action::Gen25519, source))?;
         let key = key.map_err(Refusal::Key)?;
+        self.facts.public_key = Some(key.public_key().to_bytes());
         Ok(verified.with_key(key, signer))
     }
 
@@ -238,6 +244,7 @@ impl Node<'_> {
     /// Reads the inventory the prober holds, or asks for it again. Only now: a stranger's JSON is not parsed.
     fn describe(&mut self, keyed: Keyed) -> Result<Described, Error> {
         let reply = self.call(Inventory {})?;
+        reply.version.clone_into(&mut self.facts.version);
         Ok(keyed.described(reply))
     }
 
@@ -246,6 +253,7 @@ impl Node<'_> {
         let Context { config, .. } = self.context;
         let (cn, token) = (self.identity.as_str(), config.token.expose());
         let sent = self.call(GenCsr { cn, token })?;
+        sent.csr.clone_into(&mut self.facts.csr);
         Ok(described.with_csr(sent, &config.cert_deny_list)?)
     }
 
@@ -313,9 +321,11 @@ impl Node<'_> {
     }
 
     /// Signs the server JWT, if the node made a key for one.
-    fn sign(&self, plan: &Plan) -> Result<Option<Issued>, Error> {
+    fn sign(&mut self, plan: &Plan) -> Result<Option<Issued>, Error> {
         let Some(unsigned) = &plan.server_jwt else { return Ok(None) };
         let issued = unsigned.sign(unix_time(), random_bytes()).map_err(Error::Sign)?;
+        issued.id.as_str().clone_into(&mut self.facts.server_jwt_id);
+        unsigned.organization().clone_into(&mut self.facts.organization);
         let (node, jwt_id, expires) = (self.identity.as_str(), issued.id.as_str(), issued.expires);
         log::debug!(component = node, node, jwt_id, expires; "Signed a server JWT for {node}");
         Ok(Some(issued))
@@ -390,6 +400,7 @@ impl Node<'_> {
         let key = credentials.key.as_ref();
         let config = serde_json::to_string(&plan.configuration)
             .expect("an object of texts can be written as JSON");
+        self.facts.config_sha256 = Some(sha256(config.as_bytes()));
         let reply = self.call(Configure {
             action_policies: &plan.action_policies,
             ca: &plan.ca,
@@ -864,6 +875,36 @@ pub struct Report {
     pub reason: String,
     /// Steps taken, in order.
     pub steps: Vec<(&'static str, Duration)>,
+    /// What was learned of the node and made for it.
+    pub facts: Facts,
+}
+
+impl Report {
+    /// An attempt of which nothing else is known.
+    pub fn new(outcome: Outcome, reason: impl Into<String>) -> Report {
+        Report { outcome, reason: reason.into(), steps: Vec::new(), facts: Facts::default() }
+    }
+}
+
+/// What was learned of a node and made for it in one attempt, for the audit log; empty where it did not come so far. No secrets.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// Its version, as it said.
+    pub version: String,
+    /// The id of its provisioning JWT.
+    pub jwt_id: String,
+    /// The organization its server JWT is for; without one, that of its provisioning JWT.
+    pub organization: String,
+    /// The Ed25519 key it proved to hold.
+    pub public_key: Option<[u8; 32]>,
+    /// Its certificate request, in PEM.
+    pub csr: String,
+    /// The certificate the helper gave it, in PEM.
+    pub certificate: String,
+    /// The id of the server JWT it was sent.
+    pub server_jwt_id: String,
+    /// SHA-256 of the configuration it was sent.
+    pub config_sha256: Option<[u8; 32]>,
 }
 
 #[cfg(test)]

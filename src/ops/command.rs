@@ -360,7 +360,7 @@ mod tests {
         }
 
         fn finish(&self, key: &Key, outcome: Outcome) -> Next {
-            let report = Report { outcome, reason: "because".into(), steps: Vec::new() };
+            let report = Report::new(outcome, "because");
             let now = Instant::now();
             let finish = |registry: &mut crate::fleet::registry::Registry,
                           push: &mut dyn FnMut(_, &Key) -> bool| {

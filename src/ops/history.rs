@@ -259,7 +259,7 @@ mod tests {
         let now = Instant::now();
         let steps = steps.iter().map(|step| (*step, Duration::ZERO)).collect();
         let tally = crate::fleet::registry::tally(&outcome);
-        let report = Report { outcome, reason: "because".into(), steps };
+        let report = Report { steps, ..Report::new(outcome, "because") };
         let ended = Ended {
             at: now,
             node: Identity::parse("n1.example.net").unwrap(),

@@ -1,5 +1,6 @@
 //! What operators and their tools look at.
 
+pub mod audit;
 pub mod client;
 pub mod command;
 pub mod history;

@@ -909,7 +909,7 @@ mod tests {
                     let now = Instant::now();
                     roster.registry().take(&key, now).unwrap();
                     let reason = format!("{name} is broken");
-                    let report = Report { outcome: Ending::Failed, reason, steps: Vec::new() };
+                    let report = Report::new(Ending::Failed, reason);
                     roster.change(|registry, push| {
                         registry.finish(&key, &report, now, false, false, push)
                     });
@@ -976,8 +976,7 @@ mod tests {
         assert_eq!(ready(), (false, "the signing token has expired".into()));
         metrics.token_expires("signing", unix_time() + 30 * 24 * 3_600);
 
-        let report =
-            Report { outcome: Ending::HelperFailed, reason: "exit code 1".into(), steps: vec![] };
+        let report = Report::new(Ending::HelperFailed, "exit code 1");
         let tally = crate::fleet::registry::tally(&report.outcome);
         for times in 1..=3 {
             assert_eq!(ready(), (true, String::new()), "{times}");

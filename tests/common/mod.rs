@@ -381,9 +381,14 @@ impl Daemon {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
+        self.signal(rustix::process::Signal::TERM);
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = i32::try_from(self.pid()).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.expect("a process has a number");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        rustix::process::kill_process(pid, signal).expect("it is our child");
     }
 
     /// Waits for its end.
