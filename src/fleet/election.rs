@@ -64,6 +64,8 @@ pub struct Setup {
     pub discover: Sender<()>,
     /// What others may see of it.
     pub view: Arc<View>,
+    /// Of the view: a message when we are to step down.
+    pub step_down: Receiver<()>,
     /// Disconnects when no new node may be begun.
     pub drain: Receiver<Never>,
     /// Disconnects after that, when the last node has ended.
@@ -72,25 +74,30 @@ pub struct Setup {
     pub abort: Receiver<Never>,
 }
 
-/// What others may see of the election.
+/// What others may see of the election, and ask of it.
 #[derive(Debug)]
-pub struct View(Mutex<(Role, Option<String>)>);
+pub struct View {
+    shown: Mutex<(Role, Option<String>)>,
+    step_down: Sender<()>,
+}
 
 impl View {
-    /// Before the first step.
-    pub fn new() -> View {
-        View(Mutex::new((Role::SettingUp, None)))
+    /// Before the first step; the other end hears when we are to step down.
+    pub fn new() -> (Arc<View>, Receiver<()>) {
+        let (step_down, wishes) = bounded(1);
+        let shown = Mutex::new((Role::SettingUp, None));
+        (Arc::new(View { shown, step_down }), wishes)
     }
 
     /// The part we play, and why the election can't be held if so.
     pub fn get(&self) -> (Role, Option<String>) {
-        self.0.lock().clone()
+        self.shown.lock().clone()
     }
-}
 
-impl Default for View {
-    fn default() -> View {
-        View::new()
+    /// Lets another lead: a leader finishes the nodes in hand, hands its key over, and is a candidate again.
+    pub fn step_down(&self) {
+        // A full channel holds the wish already.
+        let _ = self.step_down.try_send(());
     }
 }
 
@@ -163,6 +170,7 @@ impl Election {
     /// Runs until the drain has ended or an abort.
     pub fn run(mut self) {
         let mut drain = self.setup.drain.clone();
+        let step_down = self.setup.step_down.clone();
         self.look();
         while !self.core.is_gone() {
             let leaving = self.core.is_leaving();
@@ -180,6 +188,9 @@ impl Election {
                     drain = never();
                     self.step(Input::Drain);
                 }
+                recv(step_down) -> wish => if wish.is_ok() {
+                    self.step_down();
+                },
                 recv(timer.map_or_else(never, at)) -> _ => self.step(Input::Time),
                 recv(look_for_idle) -> _ => {}
                 recv(self.offers) -> number => if let Ok(number) = number {
@@ -209,6 +220,12 @@ impl Election {
             self.is_paused = is_paused;
             self.step(Input::Pause(is_paused));
         }
+    }
+
+    /// Begins no node more: those in hand finish first.
+    fn step_down(&mut self) {
+        self.setup.gate.close(Reason::Standby);
+        self.step(Input::StepDown);
     }
 
     /// Whether no node is in hand.
@@ -362,7 +379,7 @@ impl Election {
         } else if is_news {
             log::info!(component = "election"; "The election can be held");
         }
-        *self.setup.view.0.lock() = (self.core.role(BootTime::now()), trouble.clone());
+        *self.setup.view.shown.lock() = (self.core.role(BootTime::now()), trouble.clone());
         self.trouble = trouble;
     }
 }
@@ -433,8 +450,9 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::fleet::registry::{Limits, Sighting};
+    use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
     use crate::gate::Closed;
+    use crate::node::{Outcome, Report};
     use crate::rpc::testing::Net;
     use crate::transport::memory::Published;
 
@@ -448,6 +466,9 @@ mod tests {
         roster: Arc<Roster>,
         queues: Queues,
         discover: Receiver<()>,
+        view: Arc<View>,
+        handed_over: Receiver<Vec<u8>>,
+        _subscription: Subscription,
         refuses: Arc<AtomicBool>,
         drain: Option<Sender<Never>>,
         busy: Option<Sender<Never>>,
@@ -471,6 +492,7 @@ mod tests {
             let (drain, drained) = bounded(0);
             let (busy, idle) = bounded(0);
             let (no_abort, abort) = bounded(0);
+            let (view, step_down) = View::new();
             let setup = Setup {
                 transport: net.memory.clone(),
                 rpc: net.rpc.clone(),
@@ -481,12 +503,18 @@ mod tests {
                 queues: queues.clone(),
                 metrics: net.metrics.clone(),
                 discover,
-                view: Arc::new(View::new()),
+                view: view.clone(),
+                step_down,
                 drain: drained,
                 idle,
                 abort,
             };
             let election = Election::new(setup, "answers".to_owned()).unwrap();
+            let (sink, handed_over) = bounded(1);
+            let subscription = net.memory.subscribe(
+                &subject::peers().into(),
+                Arc::new(move |message| sink.try_send(message.payload).unwrap_or(())),
+            );
             assert_eq!(gate.reasons(), [Reason::Standby, Reason::Disconnected]);
             gate.open(Reason::Disconnected);
             Bench {
@@ -496,11 +524,32 @@ mod tests {
                 roster,
                 queues,
                 discover: discovers,
+                view,
+                handed_over,
+                _subscription: subscription,
                 refuses,
                 drain: Some(drain),
                 busy: Some(busy),
                 _no_abort: no_abort,
             }
+        }
+
+        /// A worker has this node in hand.
+        fn take(&self, name: &str) -> Key {
+            let node = Identity::parse(name).unwrap();
+            let Sighted::Queued(key) = self.roster.sight(&node, Sighting::Discovery) else {
+                panic!("{name} is new")
+            };
+            self.roster.registry().take(&key, Instant::now()).unwrap();
+            key
+        }
+
+        fn finish(&self, key: &Key) {
+            let report =
+                Report { outcome: Outcome::ShutDown, reason: String::new(), steps: Vec::new() };
+            let now = Instant::now();
+            self.roster
+                .change(|registry, push| registry.finish(key, &report, now, false, false, push));
         }
 
         fn join(&mut self) {
@@ -579,9 +628,41 @@ mod tests {
         drop(bench.busy.take());
         bench.join();
         assert!(bench.gate.begin().is_err());
+        assert!(bench.handed_over.try_recv().is_ok());
         let last = bench.net.memory.published().pop().unwrap();
         assert_eq!(last.subject, "choria.provisioner.peer");
-        assert!(String::from_utf8_lossy(&last.payload).contains("handover"));
+    }
+
+    #[test]
+    fn a_paused_leader_finishes_its_nodes_hands_over_and_comes_back_when_the_pause_ends() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let key = bench.take("n1.example.net");
+        let term = bench.gate.begin().unwrap();
+        bench.gate.close(Reason::Operator);
+        assert!(bench.handed_over.recv_timeout(LOOK_FOR_IDLE * 4).is_err(), "a node is in hand");
+        assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
+        bench.finish(&key);
+        bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
+        assert_eq!(bench.gate.reasons(), [Reason::Operator, Reason::Standby]);
+        bench.gate.open(Reason::Operator);
+        bench.discover.recv_timeout(SOON).expect("it leads again");
+    }
+
+    #[test]
+    fn whoever_steps_down_begins_nothing_more_and_is_a_candidate_again() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let key = bench.take("n1.example.net");
+        let term = bench.gate.begin().unwrap();
+        let changed = bench.gate.watch();
+        bench.view.step_down();
+        changed.recv_timeout(SOON).expect("the gate closes");
+        assert_eq!(bench.gate.begin(), Err(vec![Reason::Standby]));
+        assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
+        bench.finish(&key);
+        bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
+        bench.discover.recv_timeout(SOON).expect("nobody else wanted to lead");
     }
 
     #[test]

@@ -207,7 +207,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         false => (None, None),
         true => {
             let (busy, idle) = bounded(0);
-            let view = Arc::new(election::View::new());
+            let (view, step_down) = election::View::new();
             let setup = election::Setup {
                 transport: transport.clone(),
                 rpc: rpc.clone(),
@@ -219,6 +219,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
                 metrics: metrics.clone(),
                 discover: trigger.clone(),
                 view: view.clone(),
+                step_down,
                 drain: signals.drain.clone(),
                 idle,
                 abort: signals.abort.clone(),
