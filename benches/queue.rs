@@ -27,7 +27,7 @@ use measure::best_rate;
 const NODES: usize = 50_000;
 
 /// As in the daemon.
-const DONE_MAX: usize = 1024;
+const DONE_MAX: usize = 256;
 
 fn main() {
     let identities: Arc<Vec<Identity>> = Arc::new(

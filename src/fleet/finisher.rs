@@ -22,7 +22,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 const TOGETHER: Duration = Duration::from_millis(5);
 
 /// Outcomes written before the sweep is looked at.
-const BATCH: usize = 1024;
+const BATCH: usize = 256;
 
 /// An attempt, or the probe before it, that has ended.
 #[derive(Debug)]

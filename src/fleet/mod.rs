@@ -81,8 +81,8 @@ use crate::shutdown::Signals;
 use crate::transport::connection::{self, Connection, Options};
 use crate::transport::{Link, Transport};
 
-/// Outcomes on their way to the finisher; prober and workers wait when there are more.
-const DONE_MAX: usize = 1024;
+/// Outcomes on their way to the finisher; prober and workers wait when there are more. Memory is taken for all of them.
+const DONE_MAX: usize = 256;
 
 /// What `run` needs; everything in it has been checked.
 pub struct Setup {
