@@ -8,6 +8,8 @@
 mod bare;
 #[path = "mod.rs"]
 mod fleet;
+#[path = "plot.rs"]
+mod plot;
 #[path = "rig.rs"]
 mod rig;
 
@@ -20,7 +22,9 @@ use std::time::{Duration, Instant};
 use argh::FromArgs;
 use fleet::Fleet;
 use fleet::fault::{Fault, parse_list};
-use rig::{Broker, Folder, Process, Settings, interrupted, say, text};
+use fleet::network::{Network, Setup};
+use plot::{Curve, Panel};
+use rig::{Broker, COUNTS, Folder, Process, Settings, interrupted, say, text};
 
 /// Measures this daemon beside another one, and beside a loop that does nothing but send the requests.
 #[derive(FromArgs)]
@@ -49,10 +53,11 @@ struct Arguments {
     #[argh(option, default = "3")]
     rounds: usize,
 
-    /// what to measure: compiled, persistent, python, python-persistent, gone, silent, start; all by default
+    /// what to measure: compiled, persistent, issuer, python, python-persistent, gone, silent, start; all by default, and
+    /// nothing is none
     #[argh(
         option,
-        default = "String::from(\"compiled,persistent,python,python-persistent,gone,silent,start\")"
+        default = "String::from(\"compiled,persistent,issuer,python,python-persistent,gone,silent,start\")"
     )]
     rows: String,
 
@@ -63,6 +68,22 @@ struct Arguments {
     /// leave out the bare loop
     #[argh(switch)]
     no_limit: bool,
+
+    /// draw the speed against workers and against the size of the fleet, and the memory over the largest one, into this file (SVG)
+    #[argh(option)]
+    plot: Option<PathBuf>,
+
+    /// count the instructions of one node's cycle instead, and fail if there are more than so many; wants valgrind
+    #[argh(option)]
+    count: Option<u64>,
+
+    /// with --plot: numbers of workers, 1,2,4,8,16,32,64 by default
+    #[argh(option, default = "String::from(\"1,2,4,8,16,32,64\")")]
+    plot_workers: String,
+
+    /// with --plot: sizes of fleets, 1000,5000,20000 by default; 50000 and 200000 work, too
+    #[argh(option, default = "String::from(\"1000,5000,20000\")")]
+    plot_nodes: String,
 }
 
 /// How often progress is looked at.
@@ -74,13 +95,22 @@ const START_MAX: Duration = Duration::from_secs(20);
 /// How long a daemon is left alone before its idle memory counts.
 const IDLE: Duration = Duration::from_secs(2);
 
+/// How often memory is noted over a run.
+const MEMORY_POINTS: f64 = 200.0;
+
 /// How long after the first discovery events go out: by then whoever is measured listens.
 const LISTENS: Duration = Duration::from_millis(300);
 
 fn main() -> ExitCode {
     let result = match bare::Arguments::of_process() {
         Some(arguments) => arguments.and_then(|arguments| bare::run(&arguments)),
-        None => compare(&argh::from_env()),
+        None => {
+            let arguments: Arguments = argh::from_env();
+            match arguments.count {
+                Some(most) => count(&arguments, most),
+                None => compare(&arguments),
+            }
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -89,6 +119,53 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Counts the instructions of one node's cycle: what a larger fleet takes more than a smaller one, all that is done once left out.
+fn count(arguments: &Arguments, most: u64) -> Result<(), String> {
+    let helper = arguments.examples.join("helper").display().to_string();
+    let (few, many) = COUNTED;
+    let spent = instructions(arguments, &helper, few)?;
+    let each = instructions(arguments, &helper, many)?.saturating_sub(spent) / (many - few) as u64;
+    say(&format!("one node's cycle: {each} instructions, at most {most} expected"));
+    match each > most {
+        true => Err("a cycle takes more instructions than it should".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// Nodes of the two fleets that are compared.
+const COUNTED: (usize, usize) = (50, 250);
+
+/// Instructions of a daemon from its start to its end, with so many nodes.
+fn instructions(arguments: &Arguments, helper: &str, nodes: usize) -> Result<u64, String> {
+    let folder = Folder::create("choria-bench")?;
+    let broker = Broker::start(&folder)?;
+    let fleet = Fleet::builder(&broker.url).nodes(nodes).start_quietly();
+    let settings = Settings {
+        helper,
+        workers: arguments.workers,
+        interval: Duration::from_secs(60),
+        loglevel: "error",
+        persistent: true,
+        work_queue: None,
+        counted: true,
+        pki: false,
+        network: None,
+    };
+    let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
+    let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    while fleet.provisioned() < nodes {
+        if !daemon.is_running() || Instant::now() > deadline {
+            let provisioned = fleet.provisioned();
+            return Err(format!("{provisioned} of {nodes} provisioned:\n{}", log(&folder)));
+        }
+        thread::sleep(REFRESH);
+    }
+    daemon.stop();
+    let counts = fs::read_to_string(folder.path.join(COUNTS)).map_err(text)?;
+    let total = counts.lines().find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok());
+    total.ok_or_else(|| "valgrind counted nothing".to_owned())
 }
 
 /// Who is measured.
@@ -100,6 +177,7 @@ enum Subject {
 }
 
 /// What is measured.
+#[derive(Clone)]
 struct Row {
     name: &'static str,
     title: &'static str,
@@ -108,13 +186,17 @@ struct Row {
     /// The same for one that keeps it.
     persistent: Option<String>,
     nodes: usize,
+    workers: usize,
     faults: Vec<(usize, Fault)>,
+    /// How the network is secured, if it is.
+    setup: Option<Setup>,
 }
 
 fn compare(arguments: &Arguments) -> Result<(), String> {
     let interrupted = interrupted()?;
     let rows = rows(arguments)?;
     let wanted: Vec<&str> = arguments.rows.split(',').map(str::trim).collect();
+    let wanted = if wanted == ["nothing"] { Vec::new() } else { wanted };
     let known = rows.iter().map(|row| row.name).chain(["start"]).collect::<Vec<_>>();
     if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
         return Err(format!("--rows {unknown}: none of {}", known.join(", ")));
@@ -146,7 +228,7 @@ fn compare(arguments: &Arguments) -> Result<(), String> {
     for row in rows.iter().filter(|row| wanted.contains(&row.name)) {
         // Nothing is lost to nodes that are not there in a loop that knows them.
         let mut subjects = subjects.clone();
-        if row.faults.is_empty() && !arguments.no_limit {
+        if row.faults.is_empty() && row.setup.is_none() && !arguments.no_limit {
             subjects.push(Subject::Limit);
         }
         let mut runs: Vec<Vec<Run>> = vec![Vec::new(); subjects.len()];
@@ -160,7 +242,7 @@ fn compare(arguments: &Arguments) -> Result<(), String> {
         }
         say(&format!(
             "\n### {}; {} nodes, {} workers, {} rounds\n",
-            row.title, row.nodes, arguments.workers, arguments.rounds
+            row.title, row.nodes, row.workers, arguments.rounds
         ));
         table(
             &subjects,
@@ -184,7 +266,82 @@ fn compare(arguments: &Arguments) -> Result<(), String> {
             }
         }
     }
-    Ok(())
+    match &arguments.plot {
+        Some(path) => {
+            let rows = rows.iter().filter(|row| ["compiled", "persistent"].contains(&row.name));
+            let panels = curves(arguments, rows, &interrupted)?;
+            fs::write(path, plot::svg(&panels))
+                .map_err(|error| format!("{}: {error}", path.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Speed against workers and against nodes, and memory over the largest fleet.
+fn curves<'a>(
+    arguments: &Arguments,
+    rows: impl Iterator<Item = &'a Row> + Clone,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Vec<Panel>, String> {
+    let numbers = |list: &str| {
+        let numbers = list.split(',').map(|number| number.trim().parse::<usize>());
+        numbers.collect::<Result<Vec<_>, _>>().map_err(|error| format!("{list}: {error}"))
+    };
+    let (workers, nodes) = (numbers(&arguments.plot_workers)?, numbers(&arguments.plot_nodes)?);
+    let largest = nodes.iter().copied().max().unwrap_or(0);
+    let (mut by_workers, mut by_nodes, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+    for row in rows {
+        let staying = row.persistent.is_some();
+        let mut subjects = Vec::new();
+        if staying {
+            subjects.push((Subject::Ours, "this daemon, helper stays"));
+            if !arguments.no_limit {
+                subjects.push((Subject::Limit, "bare loop, helper stays"));
+            }
+        } else {
+            subjects.push((Subject::Ours, "this daemon, helper started for each node"));
+            if arguments.other.is_some() {
+                subjects.push((Subject::Other, "the other, helper started for each node"));
+            }
+        }
+        for (subject, name) in subjects {
+            let mut measure = |row: &Row| {
+                if interrupted() {
+                    return Err("interrupted".to_owned());
+                }
+                let runs = (0..arguments.rounds).map(|_| run(arguments, row, subject));
+                let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+                runs.sort_by(|one, other| one.rate.total_cmp(&other.rate));
+                let run = runs.swap_remove(runs.len() / 2);
+                let (rate, peak) = (run.rate, run.peak_mb);
+                say(&format!(
+                    "{name}: {} nodes, {} workers: {rate:.0} nodes/s, {:.2} ms CPU a node, {peak:.1} MB",
+                    row.nodes, row.workers, run.daemon_ms
+                ));
+                if row.nodes == largest && subject == Subject::Ours && staying {
+                    memory.push(Curve { name: name.to_owned(), points: run.memory });
+                }
+                Ok(rate)
+            };
+            let mut curve = |rows: Vec<(usize, Row)>| {
+                let mut points = Vec::new();
+                for (across, row) in rows {
+                    points.push((across as f64, measure(&row)?));
+                }
+                Ok::<_, String>(Curve { name: name.to_owned(), points })
+            };
+            let of = |workers| (workers, Row { workers, ..row.clone() });
+            by_workers.push(curve(workers.iter().copied().map(of).collect())?);
+            let of = |nodes| (nodes, Row { nodes, ..row.clone() });
+            by_nodes.push(curve(nodes.iter().copied().map(of).collect())?);
+        }
+    }
+    let panel = |title: String, across, curves| Panel { title, across, curves };
+    Ok(vec![
+        panel(format!("nodes/s, {} nodes", arguments.nodes), "workers", by_workers),
+        panel(format!("nodes/s, {} workers", arguments.workers), "nodes", by_nodes),
+        panel(format!("memory in MB, {largest} nodes"), "nodes provisioned", memory),
+    ])
 }
 
 fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
@@ -195,6 +352,7 @@ fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
     let compiled = arguments.examples.join("helper").display().to_string();
     let compiled = shell_words::quote(&compiled).into_owned();
     let nodes = arguments.nodes;
+    let workers = arguments.workers;
     let row = |name, title, helper: &str, persistent: Option<&str>, nodes, faults: &str| {
         let (helper, persistent) = (helper.to_owned(), persistent.map(str::to_owned));
         Ok::<Row, String>(Row {
@@ -203,10 +361,14 @@ fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
             helper,
             persistent,
             nodes,
+            workers,
             faults: parse_list(faults)?,
+            setup: None,
         })
     };
-    let (python, staying) = (shipped("sample.py"), shipped("persistent.py"));
+    let interpreter = interpreter();
+    let python = format!("{interpreter} {}", shipped("sample.py"));
+    let staying = format!("{interpreter} {}", shipped("persistent.py"));
     Ok(vec![
         row("compiled", "Compiled helper, started for each node", &compiled, None, nodes, "")?,
         row(
@@ -217,6 +379,17 @@ fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
             nodes,
             "",
         )?,
+        Row {
+            setup: Some(Setup::Issuer),
+            ..row(
+                "issuer",
+                "Organization issuer over TLS, compiled helper started for each node",
+                &compiled,
+                None,
+                nodes / 2,
+                "",
+            )?
+        },
         row(
             "python",
             "Helper in Python, started for each node",
@@ -252,6 +425,14 @@ fn rows(arguments: &Arguments) -> Result<Vec<Row>, String> {
     ])
 }
 
+/// Python itself: what the path names may be a script that looks for it, which takes longer than it does.
+fn interpreter() -> String {
+    let asked = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let path = asked.ok().and_then(|output| String::from_utf8(output.stdout).ok());
+    let path = path.filter(|path| !path.trim().is_empty()).unwrap_or("python3".to_owned());
+    shell_words::quote(path.trim()).into_owned()
+}
+
 /// A daemon with nothing to do.
 #[derive(Debug, Clone, Copy)]
 struct Start {
@@ -266,7 +447,8 @@ fn start(arguments: &Arguments, subject: Subject) -> Result<Start, String> {
         Fleet::builder(&broker.url).nodes(1).discoverable(false).announce(false).start_quietly();
     let begun = Instant::now();
     let helper = arguments.examples.join("helper").display().to_string();
-    let daemon = launch(arguments, subject, &helper, false, &folder, &broker, 0)?;
+    let launch = Launch { subject, helper: &helper, staying: false, network: None };
+    let daemon = launch.start(arguments, &folder, &broker, arguments.workers, 0)?;
     let discovered = first_discovery(&fleet, &daemon)?;
     thread::sleep(IDLE);
     let idle_mb = daemon.usage().bytes as f64 / 1e6;
@@ -280,6 +462,8 @@ struct Run {
     daemon_ms: f64,
     broker_ms: f64,
     peak_mb: f64,
+    /// Megabytes, by nodes provisioned.
+    memory: Vec<(f64, f64)>,
     missing: usize,
     ended_early: bool,
     violation: Option<String>,
@@ -287,8 +471,21 @@ struct Run {
 
 fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String> {
     let folder = Folder::create("choria-bench")?;
-    let broker = Broker::start(&folder)?;
-    let mut builder = Fleet::builder(&broker.url).nodes(row.nodes);
+    let network = row.setup.map(|setup| Network::create(&folder.path, setup));
+    let network = network.transpose().map_err(text)?;
+    let (broker, builder) = match &network {
+        None => {
+            let broker = Broker::start(&folder)?;
+            let builder = Fleet::builder(&broker.url);
+            (broker, builder)
+        }
+        Some(network) => {
+            let broker = Broker::configured(&folder, &network.broker())?;
+            let builder = network.fleet(&broker.url);
+            (broker, builder)
+        }
+    };
+    let mut builder = builder.nodes(row.nodes);
     for (count, fault) in &row.faults {
         builder = builder.fault(*count, fault.clone());
     }
@@ -301,8 +498,10 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
     let keeps = row.persistent.as_ref().filter(|_| subject != Subject::Other);
     let helper = keeps.unwrap_or(&row.helper);
     let broker_before = broker.process.usage().cpu_secs;
-    let daemon = launch(arguments, subject, helper, keeps.is_some(), &folder, &broker, row.nodes)?;
+    let launch = Launch { subject, helper, staying: keeps.is_some(), network: network.as_ref() };
+    let daemon = launch.start(arguments, &folder, &broker, row.workers, row.nodes)?;
     let (mut first, mut last) = (None, None);
+    let mut memory: Vec<(f64, f64)> = Vec::new();
     if by_events {
         first_discovery(&fleet, &daemon)?;
         thread::sleep(LISTENS);
@@ -325,7 +524,13 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
             break;
         }
         match daemon.is_running() {
-            true => usage = daemon.usage(),
+            true => {
+                usage = daemon.usage();
+                let step = row.nodes as f64 / MEMORY_POINTS;
+                if memory.last().is_none_or(|(at, _)| provisioned as f64 >= at + step) {
+                    memory.push((provisioned as f64, usage.bytes as f64 / 1e6));
+                }
+            }
             // That of another daemon is a result like any other.
             false if subject == Subject::Other => {
                 ended_early = true;
@@ -351,49 +556,63 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         daemon_ms: per_node(usage.cpu_secs),
         broker_ms: per_node(broker_usage.cpu_secs - broker_before),
         peak_mb: usage.peak_bytes as f64 / 1e6,
+        memory,
         missing: wanted - served,
         ended_early,
         violation: fleet.violations().into_iter().next(),
     })
 }
 
-fn launch(
-    arguments: &Arguments,
+/// Who is to be started, and how.
+struct Launch<'a> {
     subject: Subject,
-    helper: &str,
-    persistent: bool,
-    folder: &Folder,
-    broker: &Broker,
-    nodes: usize,
-) -> Result<Process, String> {
-    let program = match (subject, &arguments.other) {
-        (Subject::Ours, _) => &arguments.daemon,
-        (Subject::Other, Some(other)) => other,
-        (Subject::Other, None) => return Err("there is no other daemon".to_owned()),
-        (Subject::Limit, _) => {
-            let bare = bare::Arguments {
-                broker: broker.url.clone(),
-                helper: helper.to_owned(),
-                persistent,
-                workers: arguments.workers,
-                nodes,
-            };
-            let program = std::env::current_exe().map_err(text)?;
-            return Process::start(Command::new(program).args(bare.to_words()));
-        }
-    };
-    let settings = Settings {
-        helper,
-        workers: arguments.workers,
-        // The shortest that the original takes.
-        interval: Duration::from_secs(60),
-        loglevel: "error",
-        persistent,
-        pki: false,
-        network: None,
-    };
-    settings.start(program, folder, broker)
+    helper: &'a str,
+    /// Whether the helper stays from node to node.
+    staying: bool,
+    network: Option<&'a Network>,
 }
+
+impl Launch<'_> {
+    fn start(
+        &self,
+        arguments: &Arguments,
+        folder: &Folder,
+        broker: &Broker,
+        workers: usize,
+        nodes: usize,
+    ) -> Result<Process, String> {
+        let Launch { subject, helper, staying: persistent, network } = *self;
+        let program = match (subject, &arguments.other) {
+            (Subject::Ours, _) => &arguments.daemon,
+            (Subject::Other, Some(other)) => other,
+            (Subject::Other, None) => return Err("there is no other daemon".to_owned()),
+            (Subject::Limit, _) => {
+                let broker = broker.url.clone();
+                let helper = helper.to_owned();
+                let bare = bare::Arguments { broker, helper, persistent, workers, nodes };
+                let program = std::env::current_exe().map_err(text)?;
+                return Process::start(Command::new(program).args(bare.to_words()));
+            }
+        };
+        let settings = Settings {
+            helper,
+            workers,
+            // The shortest that the original takes.
+            interval: Duration::from_secs(60),
+            loglevel: "error",
+            persistent,
+            // Only this daemon knows the setting, and only a fleet that does not fit needs it.
+            work_queue: (nodes > QUEUE_DEFAULT && subject == Subject::Ours).then_some(nodes),
+            counted: false,
+            pki: false,
+            network,
+        };
+        settings.start(program, folder, broker)
+    }
+}
+
+/// Nodes that the queue holds when nothing is set.
+const QUEUE_DEFAULT: usize = 50_000;
 
 fn first_discovery(fleet: &Fleet, daemon: &Process) -> Result<Instant, String> {
     let deadline = Instant::now() + START_MAX;

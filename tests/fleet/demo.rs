@@ -132,6 +132,8 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         interval: Duration::from_secs(10),
         loglevel: "info",
         persistent: arguments.persistent,
+        work_queue: None,
+        counted: false,
         pki: arguments.pki,
         network: network.as_ref(),
     };

@@ -165,6 +165,8 @@ fn rate(
         interval: Duration::from_secs(60),
         loglevel: "info",
         persistent: false,
+        work_queue: None,
+        counted: false,
         pki: false,
         network: None,
     };

@@ -203,6 +203,9 @@ impl Broker {
     }
 }
 
+/// The file in its folder in which the instructions of a daemon are counted.
+pub const COUNTS: &str = "callgrind.out";
+
 /// Settings of a daemon.
 pub struct Settings<'a> {
     /// The helper's command line.
@@ -215,6 +218,10 @@ pub struct Settings<'a> {
     pub loglevel: &'a str,
     /// Whether its helper stays from node to node.
     pub persistent: bool,
+    /// How many nodes may wait; the default if nothing.
+    pub work_queue: Option<usize>,
+    /// Whether its instructions are counted, into [`COUNTS`]; it is many times slower then.
+    pub counted: bool,
     /// Whether nodes ask for certificates.
     pub pki: bool,
     /// How the network is secured, if it is.
@@ -258,6 +265,9 @@ impl Settings<'_> {
         if self.persistent {
             set("helper_mode", &"persistent");
         }
+        if let Some(entries) = self.work_queue {
+            set("work_queue", &entries);
+        }
         let settings = folder.write("choria-provisioner.yaml", &yaml)?;
         let mut client =
             format!("identity = {CERTNAME}\nplugin.choria.middleware_hosts = {}\n", broker.url);
@@ -265,7 +275,16 @@ impl Settings<'_> {
             let _ = writeln!(client, "{key} = {value}");
         }
         let client = folder.write("choria.cfg", &client)?;
-        let mut command = Command::new(program);
+        let mut command = if self.counted {
+            let mut valgrind = Command::new("valgrind");
+            valgrind.args(["--quiet", "--tool=callgrind"]);
+            valgrind.arg(format!("--callgrind-out-file={}", folder.path.join(COUNTS).display()));
+            // It has remarks about system calls that it does not know.
+            valgrind.arg(program).stderr(Stdio::null());
+            valgrind
+        } else {
+            Command::new(program)
+        };
         // The caller must be the one in the certificate, whoever runs this.
         command.env("MCOLLECTIVE_CERTNAME", CERTNAME);
         command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
