@@ -140,7 +140,7 @@ macro_rules! asks {
 }
 
 asks! {
-    /// Says what the daemon does: its state, what keeps it, who is worked on, what became of others.
+    /// Says what the daemon does, and what is wrong.
     StatusFlags "status" {}
 }
 
@@ -163,7 +163,7 @@ asks! {
 }
 
 asks! {
-    /// Has the daemon begin nothing new; nodes in work are finished.
+    /// Has the daemon begin nothing new until it is resumed.
     PauseFlags "pause" {}
 }
 
@@ -190,7 +190,7 @@ asks! {
 }
 
 asks! {
-    /// Has a node left alone until it is allowed or the daemon ends.
+    /// Has a node left alone until it is allowed again.
     DenyFlags "deny" {
         /// the node
         #[argh(positional)]
@@ -297,14 +297,19 @@ fn must_name_a_file(flag: &str, path: Option<&PathBuf>) -> Result<(), UsageError
 /// One argument a flag, one a value: the command unless that is to run, then its flags, then what else it is given.
 fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, UsageError> {
     let mut arguments = Arguments::new(arguments)?;
-    let mut command: Option<&Spec> = None;
+    let (mut command, mut ends_flags): (Option<&Spec>, bool) = (None, false);
     let (mut flags, mut seen, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     while let Some(argument) = arguments.next()? {
-        let Some(flag) = argument.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
+        let flag = argument.strip_prefix("--").filter(|flag| !flag.is_empty() && !ends_flags);
+        let Some(flag) = flag else {
             let spec = SPECS.iter().find(|spec| spec.word == argument);
             match (argument.as_str(), command, spec) {
-                ("help", ..) => flags.push(Flag { name: "help".into(), value: None }),
+                ("help", ..) if !ends_flags => {
+                    flags.push(Flag { name: "help".into(), value: None })
+                }
                 (_, None, Some(spec)) => command = Some(spec),
+                // What follows is no flag, whatever it looks like.
+                ("--", Some(known), _) if known.rest_max > 0 => ends_flags = true,
                 (_, Some(known), _) if rest.len() < known.rest_max => rest.push(argument),
                 _ => return Err(UsageError(format!("unexpected argument {argument}"))),
             }
@@ -349,7 +354,8 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
     }
     let word = Some(spec.word.to_owned()).filter(|_| spec.word != RUN.word);
     let flags = flags.into_iter().filter(|flag| flag.name != "version").flat_map(Flag::plain);
-    Ok(word.into_iter().chain(flags).chain(rest).collect())
+    let end = Some("--".to_owned()).filter(|_| !rest.is_empty());
+    Ok(word.into_iter().chain(flags).chain(end).chain(rest).collect())
 }
 
 /// A flag as it was given.
@@ -546,6 +552,9 @@ mod tests {
             ask(Command::Nodes(Query { name: "status".into(), ..Query::default() })),
         );
         asks(&["deny", "run"], ask(Command::Deny { node: "run".into() }));
+        asks(&["deny", "--", "--json"], ask(Command::Deny { node: "--json".into() }));
+        asks(&["deny", "--", "help"], ask(Command::Deny { node: "help".into() }));
+        asks(&["allow", "-x"], ask(Command::Allow { node: "-x".into() }));
     }
 
     #[test]
@@ -561,6 +570,8 @@ mod tests {
         wrong(&["status", "--json=yes"], "flag --json takes no argument");
         wrong(&["status", "--json", "--json"], "flag --json cannot be repeated");
         wrong(&["status", "--socket="], "flag --socket is empty, and must name a file");
+        wrong(&["status", "--", "n1"], "unexpected argument --");
+        wrong(&["deny", "--", "n1", "n2"], "unexpected argument n2");
         wrong(&["deny", "n1", "n2"], "unexpected argument n2");
         wrong(&["retry"], "retry needs either a node or --all");
         wrong(&["retry", "n1", "--all"], "retry needs either a node or --all");

@@ -43,6 +43,8 @@ fn every_command_and_flag_is_in_the_manual_and_no_other() {
     let flags = words.filter_map(|word| word.trim_start_matches('[').strip_prefix("--"));
     let flags: BTreeSet<String> =
         flags.map(|flag| flag.trim_end_matches([',', ']', '.']).to_owned()).collect();
+    // Two dashes alone end the flags.
+    let flags: BTreeSet<String> = flags.into_iter().filter(|flag| !flag.is_empty()).collect();
     let tags = tags("choria-provisioner.8", ".Fl \\-");
     let said = tags.iter().flat_map(|tag| tag.split(" , \\-"));
     let said = said.map(|tag| tag.split(' ').next().unwrap_or_default().to_owned());
