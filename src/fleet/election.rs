@@ -545,8 +545,7 @@ mod tests {
         }
 
         fn finish(&self, key: &Key) {
-            let report =
-                Report { outcome: Outcome::ShutDown, reason: String::new(), steps: Vec::new() };
+            let report = Report::new(Outcome::ShutDown, "");
             let now = Instant::now();
             self.roster
                 .change(|registry, push| registry.finish(key, &report, now, false, false, push));
