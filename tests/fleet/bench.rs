@@ -336,11 +336,14 @@ fn curves<'a>(
             by_nodes.push(curve(nodes.iter().copied().map(of).collect())?);
         }
     }
-    let panel = |title: String, across, curves| Panel { title, across, curves };
+    let panel = |title: String, across, curves| Panel { title, across, doubles: true, curves };
     Ok(vec![
         panel(format!("nodes/s, {} nodes", arguments.nodes), "workers", by_workers),
         panel(format!("nodes/s, {} workers", arguments.workers), "nodes", by_nodes),
-        panel(format!("memory in MB, {largest} nodes"), "nodes provisioned", memory),
+        Panel {
+            doubles: false,
+            ..panel(format!("memory in MB, {largest} nodes"), "nodes provisioned", memory)
+        },
     ])
 }
 

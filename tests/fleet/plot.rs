@@ -6,8 +6,10 @@ use std::fmt::Write as _;
 pub struct Panel {
     /// What it shows.
     pub title: String,
-    /// What grows to the right; from one step to the next it doubles.
+    /// What grows to the right.
     pub across: &'static str,
+    /// Whether it doubles from one step to the next.
+    pub doubles: bool,
     /// The curves.
     pub curves: Vec<Curve>,
 }
@@ -52,11 +54,12 @@ pub fn svg(panels: &[Panel]) -> String {
 fn draw(out: &mut String, panel: &Panel, left: f64) {
     let points = || panel.curves.iter().flat_map(|curve| &curve.points);
     let most = nice(points().map(|point| point.1).fold(0.0, f64::max));
+    let place = |value: f64| if panel.doubles { value.max(1.0).log2() } else { value };
     let (from, to) = points()
-        .map(|point| point.0.max(1.0).log2())
+        .map(|point| place(point.0))
         .fold((f64::MAX, f64::MIN), |(from, to), x| (from.min(x), to.max(x)));
     let span = if to > from { to - from } else { 1.0 };
-    let x = |value: f64| left + (value.max(1.0).log2() - from) / span * WIDTH;
+    let x = |value: f64| left + (place(value) - from) / span * WIDTH;
     let y = |value: f64| TOP + HEIGHT * (1.0 - value / most);
     let bottom = TOP + HEIGHT;
 
@@ -67,7 +70,10 @@ fn draw(out: &mut String, panel: &Panel, left: f64) {
         line(out, &[(left, y), (left + WIDTH, y)], "#dddddd", 1.0);
         text(out, left - 6.0, y + 4.0, "end", &short(value));
     }
-    let mut across: Vec<f64> = points().map(|point| point.0).collect();
+    let mut across: Vec<f64> = match panel.doubles {
+        true => points().map(|point| point.0).collect(),
+        false => (0..=STEPS).map(|step| from + span * step as f64 / STEPS as f64).collect(),
+    };
     across.sort_by(f64::total_cmp);
     across.dedup();
     // As many as can be read.
