@@ -153,7 +153,7 @@ fn a_broker_that_is_not_who_it_should_be_is_told_nothing() {
 fn a_broker_that_demands_certificates_of_everybody_gets_ours() {
     let site = Site::new(Setup::X509);
     let broker = site.demanding();
-    let fleet = Fleet::builder(&broker.url()).nodes(20).start();
+    let fleet = Fleet::builder(&broker.url()).nodes(20).pki().start();
     let mut daemon = site.daemon(&broker.address()).start();
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     assert_eq!(fleet.violations(), [""; 0]);
