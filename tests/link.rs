@@ -4,6 +4,8 @@ mod common;
 mod fleet;
 
 use std::collections::HashSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use common::{Daemon, NatsServer, SOON, TempDir, wait_until, within};
@@ -73,4 +75,24 @@ fn what_we_may_not_do_is_seen_in_readiness() {
         let (_, body) = daemon.get("/readyz").unwrap();
         daemon.metric("broker_connected") == 1.0 && body.contains(complaint)
     });
+}
+
+#[test]
+fn a_broker_that_says_again_and_again_that_it_will_shut_down_is_quoted_once() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are free ports");
+    let address = listener.local_addr().expect("it is bound").to_string();
+    let daemon = Daemon::builder(&address).start();
+    let (mut peer, _) = listener.accept().expect("the daemon connects");
+    let mut heard = BufReader::new(peer.try_clone().expect("a second handle")).lines();
+    let mut hears_ping = || heard.any(|line| line.is_ok_and(|line| line == "PING"));
+    peer.write_all(b"INFO {}\r\n").expect("it reads");
+    assert!(hears_ping(), "it greets");
+    peer.write_all(b"PONG\r\n").expect("it reads");
+    assert!(hears_ping(), "it asks whether its subscriptions are in place");
+    // What comes before the answer is dealt with before it.
+    let farewells = "INFO {\"ldm\":true}\r\nINFO {}\r\n".repeat(200);
+    peer.write_all(format!("{farewells}PONG\r\n").as_bytes()).expect("it reads");
+    wait_until(SOON, "connected", || daemon.metric("broker_connected") == 1.0);
+    let said = daemon.log().matches("is about to shut down").count();
+    assert_eq!(said, 1, "{}", common::tail(&daemon.log()));
 }

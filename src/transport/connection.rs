@@ -328,9 +328,6 @@ impl Shared {
     fn learn(&self, info: &Info, server: &ServerAddress) {
         self.learn_limits(info);
         self.pool.lock().learn(info.connect_urls.as_deref().unwrap_or_default(), server);
-        if info.lame_duck {
-            log::info!(component = COMPONENT; "{server} is about to shut down");
-        }
         if info.remote_account.as_deref() == Some(FLEET_ACCOUNT) {
             let text = format!(
                 "{server} let us into its account {FLEET_ACCOUNT}, and nodes to be provisioned are in another: is broker_provisioning_password set?"

@@ -9,7 +9,7 @@ use crossbeam_channel::Sender;
 
 use crate::shutdown::Never;
 use crate::transport::Message;
-use crate::transport::connection::Shared;
+use crate::transport::connection::{COMPONENT, Shared};
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::outbox::Wire;
 use crate::transport::servers::ServerAddress;
@@ -28,6 +28,8 @@ pub(super) struct Reader {
     end: Sender<Never>,
     /// The broker's last word, if it was a complaint: it explains why the connection ends.
     complaint: Option<String>,
+    /// The broker has said that it is going away.
+    is_leaving: bool,
 }
 
 impl Reader {
@@ -39,7 +41,7 @@ impl Reader {
         parser: Parser,
         end: Sender<Never>,
     ) -> Reader {
-        Reader { shared, wire, server, parser, end, complaint: None }
+        Reader { shared, wire, server, parser, end, complaint: None, is_leaving: false }
     }
 
     pub(super) fn start(self) -> io::Result<JoinHandle<()>> {
@@ -98,7 +100,7 @@ impl Reader {
                 }
                 Op::Pong => self.wire.pong(),
                 Op::Ok => {}
-                Op::Info(json) => self.shared.learn(&Info::parse(json)?, &self.server),
+                Op::Info(json) => self.learn(&Info::parse(json)?),
                 Op::Err(text) => {
                     // If it is one of those that end the connection, the broker ends it.
                     let Ending { kind, reason } = Ending::complaint(text);
@@ -113,6 +115,14 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Takes what the broker says of itself. It may say so as often as it likes: of its end we speak once.
+    fn learn(&mut self, info: &Info) {
+        self.shared.learn(info, &self.server);
+        if info.lame_duck && !mem::replace(&mut self.is_leaving, true) {
+            log::info!(component = COMPONENT; "{} is about to shut down", self.server);
+        }
     }
 
     fn deliver(&self, message: Msg<'_>) {
