@@ -278,7 +278,7 @@ impl Wire {
 ///
 /// Never waits in the system's own call: that would go on writing when the peer reads again, however late that is, and one
 /// that takes a little now and then would keep it for ever.
-fn write_all(
+pub(super) fn write_all(
     socket: &TcpStream,
     mut bytes: &[u8],
     timeout: Duration,

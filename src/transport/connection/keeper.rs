@@ -1,6 +1,6 @@
 //! Connects, greets, keeps the connection alive, and begins again when it ends.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,7 @@ use crate::transport::connection::{COMPONENT, Current, Shared};
 use crate::transport::dial::{self, Resolver};
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::login::{Credentials, NoCredentials};
-use crate::transport::outbox::Wire;
+use crate::transport::outbox::{self, Wire};
 use crate::transport::servers::{Brokers, ServerAddress};
 use crate::transport::session::Session;
 use crate::transport::srv::{self, Choice, Srv};
@@ -212,8 +212,6 @@ impl Keeper {
     ) -> Result<Greeted, Ending> {
         let options = &self.shared.options;
         let deadline = Instant::now() + options.handshake_timeout;
-        socket.set_write_timeout(Some(options.write_timeout)).map_err(broken_greeting)?;
-
         let mut lines = Lines::new(&socket, deadline);
         let mut info = Info::default();
         lines.until(|op, _| match op {
@@ -462,8 +460,12 @@ impl<'a> Lines<'a> {
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Ending> {
-        let mut socket = self.socket;
-        socket.write_all(bytes).map_err(|error| self.explained(Broken(error)))
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        outbox::write_all(self.socket, bytes, left, None)
+            .map_err(|error| self.explained(Broken(error)))
     }
 }
 
@@ -525,4 +527,24 @@ fn needs_tls() -> Ending {
 
 fn unexplained() -> Ending {
     Ending::new(ErrorKind::Lost, "the connection ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_broker_that_reads_nothing_of_our_greeting_is_given_up_in_time() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_peer, _) = listener.accept().unwrap();
+        // Should the deadline not count, this ends the test.
+        socket.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut lines = Lines::new(&socket, Instant::now() + Duration::from_millis(100));
+        // More than the system holds for us.
+        let ending = lines.say(&vec![b'x'; 64 << 20]).unwrap_err();
+        assert_eq!(ending, Ending::new(ErrorKind::Handshake, "it did not greet us in time"));
+    }
 }
