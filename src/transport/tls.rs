@@ -269,7 +269,7 @@ impl Connector {
         }
         let (host, trust, distrust) = (host.clone(), Arc::clone(trust), Arc::clone(distrust));
         ssl.set_verify_callback(SslVerifyMode::PEER, move |is_trusted, chain| {
-            is_trusted || is_legacy_name(&trust, &host, chain) || {
+            is_trusted || is_known_otherwise(&trust, &host, chain) || {
                 distrust.lock().get_or_insert_with(|| explain(&trust, &host, chain));
                 false
             }
@@ -306,23 +306,42 @@ impl fmt::Display for ServerName {
     }
 }
 
-/// A certificate that is right but for its name, which older ones have as common name only.
-///
-/// Source: `constructCustomVerifier` in go-choria's `providers/security/filesec`.
-fn is_legacy_name(trust: &Trust, host: &ServerName, chain: &mut X509StoreContextRef) -> bool {
-    let mismatches = MISMATCHES.contains(&chain.error().as_raw());
-    if !trust.legacy_names || chain.error_depth() != 0 || !mismatches {
+/// A certificate that OpenSSL finds right but for its name, and Choria right altogether.
+fn is_known_otherwise(trust: &Trust, host: &ServerName, chain: &mut X509StoreContextRef) -> bool {
+    if chain.error_depth() != 0 || !MISMATCHES.contains(&chain.error().as_raw()) {
         return false;
     }
     let is_it = chain.current_cert().is_some_and(|certificate| {
-        let name = common_name(certificate.subject_name());
-        certificate.subject_alt_names().is_none()
-            && name.is_some_and(|name| name.eq_ignore_ascii_case(&host.to_string()))
+        has_wildcard_for(certificate, host)
+            || trust.legacy_names && has_legacy_name(certificate, host)
     });
     if is_it {
         chain.set_error(X509VerifyResult::OK);
     }
     is_it
+}
+
+/// Whether an alternative name is a wildcard for all of the domain that `host` is in. OpenSSL takes none for a domain of
+/// one label, such as `*.lan`, and Go does.
+///
+/// Source: `matchHostnames` in Go's `crypto/x509`.
+fn has_wildcard_for(certificate: &X509Ref, host: &ServerName) -> bool {
+    let ServerName::Name(name) = host else { return false };
+    let Some((label, domain)) = name.split_once('.') else { return false };
+    let names = certificate.subject_alt_names();
+    let mut patterns = names.iter().flatten().filter_map(|name| name.dnsname()?.strip_prefix("*."));
+    !label.is_empty()
+        && !domain.is_empty()
+        && patterns.any(|pattern| pattern.eq_ignore_ascii_case(domain))
+}
+
+/// Whether the common name is `host`, as in older certificates, which have no alternative names.
+///
+/// Source: `constructCustomVerifier` in go-choria's `providers/security/filesec`.
+fn has_legacy_name(certificate: &X509Ref, host: &ServerName) -> bool {
+    let name = common_name(certificate.subject_name());
+    certificate.subject_alt_names().is_none()
+        && name.is_some_and(|name| name.eq_ignore_ascii_case(&host.to_string()))
 }
 
 /// Why a broker's certificate is not accepted, for people.
@@ -738,6 +757,16 @@ mod tests {
         check_name("wild.example.net", broker(), Err(other));
         check_name("10.0.0.1", broker(), Err(other));
         check_name("1.example.net", Wanted::new("x").name("1*.example.net"), Err("not for 1.ex"));
+
+        // Of any domain, also one without a dot, as in networks that have a top level of their own.
+        let broker = || Wanted::new("x").name("*.lan");
+        check_name("broker.lan", broker(), Ok(()));
+        check_name("Broker.LAN", broker(), Ok(()));
+        check_name("a.broker.lan", broker(), Err("is for *.lan, not for a.broker.lan"));
+        check_name("lan", broker(), Err("is for *.lan, not for lan"));
+        check_name("broker", Wanted::new("x").name("*"), Err("is for *, not for broker"));
+        check_name("broker.lan", Wanted::new("x").name("*.*"), Err("not for broker.lan"));
+        check_name("broker.lan", broker().valid(-7_200, -3_600), Err("expired on"));
 
         let broker = || Wanted::new("x").address("10.0.0.1").address("fe80::1");
         check_name("10.0.0.1", broker(), Ok(()));
