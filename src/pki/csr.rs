@@ -215,6 +215,9 @@ impl Names {
                 (tag, value) = extension.next()?; // that was whether it is critical
             }
             extension.end()?;
+            if kind == oid::BASIC_CONSTRAINTS && is_authority(value)? {
+                return Err(Error::Authority);
+            }
             if kind != oid::SUBJECT_ALTERNATIVE_NAME {
                 continue;
             }
@@ -243,6 +246,18 @@ impl Names {
         }
         Ok(())
     }
+}
+
+/// Whether `BasicConstraints` of RFC 5280 ask for a certificate that can sign others. Anything but a zero is true to some.
+fn is_authority(constraints: &[u8]) -> Result<bool, Error> {
+    let mut outer = Der(constraints);
+    let mut constraints = outer.enter(tag::SEQUENCE)?;
+    outer.end()?;
+    if constraints.is_empty() {
+        return Ok(false);
+    }
+    let (tag, value) = constraints.next()?;
+    Ok(tag == tag::BOOLEAN && value != [0])
 }
 
 /// Whether a pattern matches `name`, also in small letters, without a final dot, or within the host of a URI: a CA or a reader of the
@@ -361,6 +376,8 @@ mod oid {
     /// 1.3.6.1.4.1.311.2.1.14
     pub const MICROSOFT_EXTENSION_REQUEST: &[u8] =
         &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x37, 0x02, 0x01, 0x0e];
+    /// 2.5.29.19
+    pub const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 0x13];
     /// 2.5.29.17
     pub const SUBJECT_ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 }
@@ -393,6 +410,8 @@ pub enum Error {
         /// The name it asks for.
         name: String,
     },
+    /// It asks for a certificate that can sign others.
+    Authority,
     /// Its key is of an absurd size or an unknown kind.
     Key(String),
     /// It is not signed by the key it is for.
@@ -424,6 +443,9 @@ impl fmt::Display for Error {
                 "CSR has an alternative name that is neither a DNS name, an e-mail or IP address nor a URI",
             ),
             Error::Denied { name } => write!(f, "{name} matches denied certificate pattern"),
+            Error::Authority => {
+                f.write_str("CSR asks for the certificate of an authority, which no node is")
+            }
             Error::Key(what) => write!(f, "CSR has an unusable key: {what}"),
             Error::Signature => f.write_str("CSR is not signed by its own key"),
         }
@@ -560,6 +582,29 @@ mod tests {
             }),
             "CSR has an alternative name that is neither a DNS name, an e-mail or IP address nor a URI",
         );
+    }
+
+    #[test]
+    fn refuses_a_request_to_be_an_authority() {
+        let asking = |constraints: &[u8]| {
+            request(&[(Nid::COMMONNAME, IDENTITY)], &key(), |builder| {
+                let mut extensions = Stack::new().unwrap();
+                extensions.push(extension("2.5.29.19", constraints)).unwrap();
+                builder.add_extensions(&extensions).unwrap();
+            })
+        };
+        let authority = "CSR asks for the certificate of an authority, which no node is";
+        check(asking(b"\x30\x03\x01\x01\xff"), authority);
+        check(asking(b"\x30\x06\x01\x01\xff\x02\x01\x00"), authority);
+        // Not as it must be written, but understood.
+        check(asking(b"\x30\x03\x01\x01\x01"), authority);
+        check(
+            asking(b"\x01\x01\xff"),
+            "could not parse CSR: its structure is not that of a request",
+        );
+        for none in [&b"\x30\x00"[..], b"\x30\x03\x01\x01\x00"] {
+            Csr::check(asking(none), IDENTITY, &deny_list()).unwrap();
+        }
     }
 
     #[test]
