@@ -58,7 +58,9 @@ impl Finisher {
     pub fn run(self) {
         let sweep = tick(SWEEP);
         loop {
+            // Biased: the sweep comes seldom, and where outcomes never cease it would never have its turn.
             select_biased! {
+                recv(sweep) -> _ => self.sweep(),
                 recv(self.done) -> done => match done {
                     Ok(done) => {
                         self.finish(done);
@@ -67,7 +69,6 @@ impl Finisher {
                     }
                     Err(_) => return,
                 },
-                recv(sweep) -> _ => self.sweep(),
             }
         }
     }
@@ -130,5 +131,62 @@ impl Finisher {
             log::debug!(component = "finisher", settled = swept.settled, unseen = swept.unseen; "Forgot nodes");
         }
         self.roster.measure();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::bounded;
+
+    use super::*;
+    use crate::fleet::registry::{Limits, Sighted, Sighting};
+    use crate::node::Outcome;
+    use crate::protocol::Identity;
+
+    #[test]
+    fn what_has_expired_goes_also_while_outcomes_never_cease() {
+        let metrics = Metrics::new("test");
+        let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+        let (roster, _queues) = Roster::new(limits, 10, metrics.clone());
+        let roster = Arc::new(roster);
+        let identity = Identity::parse("n1.example.net").unwrap();
+        let shut_down = Report::new(Outcome::ShutDown, "");
+        let earlier = Instant::now() - Duration::from_secs(3_600);
+        let key = roster.change(|registry, push| {
+            let sighted = registry.sight(&identity, Sighting::Discovery, earlier, push);
+            let Sighted::Queued(key) = sighted else { panic!("{sighted:?}") };
+            registry.take(&key, earlier).unwrap();
+            registry.finish(&key, &shut_down, earlier, false, false, push);
+            key
+        });
+        assert!(roster.registry().node(&identity).is_some());
+
+        // More than the finisher takes before it looks around.
+        let (outcomes, done) = bounded(16 * BATCH);
+        let finisher = Finisher {
+            done,
+            roster: roster.clone(),
+            gate: Arc::new(Gate::new()),
+            metrics,
+            history: Arc::new(History::new(Instant::now())),
+            audit: None,
+        };
+        let again = || Done {
+            key: key.clone(),
+            attempt: 1,
+            took: Duration::ZERO,
+            report: shut_down.clone(),
+        };
+        while !outcomes.is_full() {
+            outcomes.send(again()).unwrap();
+        }
+        let thread = thread::spawn(move || finisher.run());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while roster.registry().node(&identity).is_some() {
+            assert!(Instant::now() < deadline, "nothing was swept");
+            outcomes.send(again()).unwrap();
+        }
+        drop(outcomes);
+        thread.join().unwrap();
     }
 }
