@@ -66,6 +66,16 @@ pub struct IssuerFiles {
     offer: Offer,
 }
 
+#[cfg(test)]
+impl IssuerFiles {
+    /// Names of files that don't exist.
+    pub fn nowhere() -> IssuerFiles {
+        let file = |setting| File { setting, path: "/nowhere".into(), line: None };
+        let offer = Offer::default();
+        IssuerFiles { token: file(TOKEN), seed: file(SEED), ca: None, identity: None, offer }
+    }
+}
+
 /// A file, and the setting that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct File {

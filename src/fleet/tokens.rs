@@ -40,7 +40,12 @@ impl Tokens {
 
     /// When to look again.
     pub fn tick(&self) -> Receiver<Instant> {
-        if self.signing.is_some() { tick(TOKENS_EVERY) } else { never() }
+        if self.is_empty() { never() } else { tick(TOKENS_EVERY) }
+    }
+
+    /// Whether we have none at all.
+    fn is_empty(&self) -> bool {
+        self.signing.is_none() && !matches!(self.login, Security::Issuer(_))
     }
 
     pub fn look(&mut self, metrics: &Metrics) {
@@ -79,5 +84,18 @@ impl Tokens {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::security::IssuerFiles;
+
+    #[test]
+    fn a_token_that_we_only_log_in_with_is_looked_at_again() {
+        assert!(Tokens::new(None, Security::Off).is_empty());
+        let login = Security::Issuer(IssuerFiles::nowhere());
+        assert!(!Tokens::new(None, login).is_empty());
     }
 }
