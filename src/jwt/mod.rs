@@ -194,10 +194,15 @@ pub struct VerifyKey {
 }
 
 /// Bytes, and a right signature of them.
-#[derive(Debug)]
 struct Signed {
     bytes: Box<[u8]>,
     signature: Box<[u8]>,
+}
+
+impl fmt::Debug for Signed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 /// What kind of key it is.
@@ -637,6 +642,16 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     struct Any {}
+
+    #[test]
+    fn a_key_shows_nothing_of_the_token_it_remembers() {
+        let token = testing::ed25519(r#"{"alg":"EdDSA"}"#, r#"{"jti":"b"}"#);
+        let key = testing::ed25519_key();
+        let before = format!("{key:?}");
+        read(&token, &key).unwrap();
+        let shown = format!("{key:?}");
+        assert!(shown != before && shown.contains("Some(***)"), "{shown}");
+    }
 
     #[test]
     fn checks_every_algorithm_we_accept() {
