@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | main (`main_loop`) | links, signals, changes of the gate | all others have ended |
 //! | `signals` (`shutdown`) | signals | `Signals` is dropped |
-//! | `broker-keeper`, one reader for each connection (`transport`) | the socket, timers | the connection is closed, last of all |
+//! | `broker-keeper`, a `broker-reader` for each connection, a `resolver` for each look-up (`transport`) | the socket, timers, DNS | the connection is closed, last of all |
 //! | `listener` | startup events | drain |
 //! | `discoverer` | interval, triggers, late finds | drain |
 //! | `prober` | queues, answers, permits, the gate | drain, after its workers |
