@@ -196,7 +196,7 @@ mod tests {
     use crate::transport::memory::Memory;
 
     fn up() -> Link {
-        Link::Up { server: "nats://broker:4222".into(), first: true }
+        Link::Up { broker: "nats://broker:4222".into(), first: true }
     }
 
     fn down() -> Link {

@@ -526,14 +526,14 @@ impl Uplink {
 
     /// Notes a change.
     pub fn put(&self, link: &Link) {
-        let server = match link {
-            Link::Up { server, .. } => Some(server.clone()),
+        let broker = match link {
+            Link::Up { broker, .. } => Some(broker.clone()),
             Link::Down { .. } => None,
         };
         let mut uplink = self.0.lock();
         // Each failure to connect is a change to others; it does not begin a new time without.
-        if server.is_some() || uplink.0.is_some() {
-            *uplink = (server, Instant::now());
+        if broker.is_some() || uplink.0.is_some() {
+            *uplink = (broker, Instant::now());
         }
     }
 }
@@ -892,7 +892,7 @@ mod tests {
         }
 
         fn connect(&self) {
-            let link = Link::Up { server: "nats://broker:4222".into(), first: true };
+            let link = Link::Up { broker: "nats://broker:4222".into(), first: true };
             self.observer.sources.uplink.put(&link);
             self.observer.sources.gate.open(Reason::Disconnected);
         }

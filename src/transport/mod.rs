@@ -110,7 +110,7 @@ pub enum Link {
     /// Connected, and all subscriptions are in place.
     Up {
         /// URL of the broker, without credentials.
-        server: String,
+        broker: String,
         /// Whether this is the first connection of the process.
         first: bool,
     },

@@ -358,7 +358,7 @@ impl Keeper {
             options.metrics.broker_reconnects.inc();
         }
         log::info!(component = COMPONENT; "Connected to {url}");
-        (options.on_link)(Link::Up { server: url, first });
+        (options.on_link)(Link::Up { broker: url, first });
     }
 }
 

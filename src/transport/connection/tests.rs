@@ -80,10 +80,10 @@ fn a_broker_says_at_once_when_nobody_listens() {
 fn resolves_names() {
     let broker = Broker::start(&[]);
     let client = Client::start(&format!("localhost:{}", broker.port));
-    let Link::Up { server, first } = client.link() else { panic!("not up") };
-    assert_eq!(server, format!("nats://localhost:{}", broker.port));
+    let Link::Up { broker: url, first } = client.link() else { panic!("not up") };
+    assert_eq!(url, format!("nats://localhost:{}", broker.port));
     assert!(first);
-    assert_eq!(&*client.connection.broker_url(), server);
+    assert_eq!(&*client.connection.broker_url(), url);
     client.stop();
     assert_eq!(&*client.connection.broker_url(), "");
 }
@@ -669,8 +669,8 @@ fn all_brokers_of_the_list_and_those_it_hears_of_are_tried() {
     drop(other.accept());
     drop(first.accept());
     let _peer = heard.accept().greet();
-    let Link::Up { server, .. } = client.link() else { panic!("not up") };
-    assert_eq!(server, heard.url());
+    let Link::Up { broker, .. } = client.link() else { panic!("not up") };
+    assert_eq!(broker, heard.url());
 }
 
 #[test]

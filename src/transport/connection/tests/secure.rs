@@ -355,8 +355,8 @@ fn a_broker_known_by_its_address_must_have_the_name_of_the_one_that_told_of_it()
     let mut peer = told.accept();
     peer.say(INFO_TLS);
     let _peer = peer.encrypt(&named).greet_encrypted();
-    let Link::Up { server, .. } = client.link() else { panic!("not up") };
-    assert_eq!(server, told.url());
+    let Link::Up { broker, .. } = client.link() else { panic!("not up") };
+    assert_eq!(broker, told.url());
 }
 
 #[test]
