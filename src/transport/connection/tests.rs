@@ -251,7 +251,7 @@ fn publish_side_by_side(client: &Client, threads: usize, messages: u32) {
 }
 
 #[test]
-fn a_round_trip_waits_for_nothing_but_the_broker() {
+fn requests_are_answered_one_after_the_other() {
     const TRIPS: u32 = 1_000;
     let broker = Broker::start(&[]);
     let (asker, answerer) = (Client::start(&broker.url()), Client::start(&broker.url()));
@@ -260,14 +260,11 @@ fn a_round_trip_waits_for_nothing_but_the_broker() {
     let _service = answerer.echo("service");
     let (_inbox, answers) = asker.subscribe("inbox");
     answerer.connection.flush(Instant::now() + SOON).unwrap();
-    let begun = Instant::now();
-    for _ in 0..TRIPS {
-        asker.request("service", "inbox", b"ping");
-        answers.recv_timeout(SOON).unwrap();
+    for number in 0..TRIPS {
+        let question = number.to_string();
+        asker.request("service", "inbox", question.as_bytes());
+        assert_eq!(answers.recv_timeout(SOON).unwrap().payload, question.as_bytes());
     }
-    // A timer or a poll anywhere on the way would cost a millisecond or more each time.
-    let per_second = f64::from(TRIPS) / begun.elapsed().as_secs_f64();
-    assert!(per_second > 300.0, "{per_second:.0} round trips a second");
 }
 
 #[test]
