@@ -16,8 +16,7 @@ use choria_provisioner::jwt::client::Credentials;
 use choria_provisioner::pki::x509;
 use choria_provisioner::protocol::subject::{ReplySubjects, Subject};
 use choria_provisioner::protocol::{Codec, Identity, Request, RequestId, Sender, v1, v2};
-use choria_provisioner::rpc::actions::{Configure, Jwt};
-use choria_provisioner::rpc::{Body, Call};
+use choria_provisioner::rpc::actions::{Body, Call, Configure, Jwt};
 use measure::{nanos, recorded, vector};
 
 /// A time at which all recorded keys and tokens are valid.

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use choria_provisioner::config::choria::keys::{Fate, KEYS};
 use choria_provisioner::config::file::{Features, File};
 use choria_provisioner::config::report::Report;
-use choria_provisioner::config::{self, Config, Settings, Surroundings};
+use choria_provisioner::config::surroundings::Surroundings;
+use choria_provisioner::config::{self, Config, Settings};
 
 #[test]
 fn the_examples_load_without_a_word() {

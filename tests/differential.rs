@@ -11,12 +11,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use choria_provisioner::config::choria::Network;
-use choria_provisioner::config::choria::setting;
+use choria_provisioner::config::choria::{ChoriaConfig, Network, setting};
 use choria_provisioner::config::duration::duration;
 use choria_provisioner::config::file::File;
 use choria_provisioner::config::report::Report;
-use choria_provisioner::config::{ChoriaConfig, Config, Enrollment, Surroundings};
+use choria_provisioner::config::surroundings::Surroundings;
+use choria_provisioner::config::{Config, Enrollment};
 use choria_provisioner::helper;
 use choria_provisioner::transport::servers::Brokers;
 use choria_provisioner::version::Version;

@@ -9,8 +9,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 
-use choria_provisioner::config::surroundings::Names;
-use choria_provisioner::config::{self, Surroundings};
+use choria_provisioner::config;
+use choria_provisioner::config::surroundings::{Names, Surroundings};
 use choria_provisioner::dns;
 use choria_provisioner::fleet::Setup;
 use choria_provisioner::logging::Log;

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
-use crate::config::duration::words;
+use crate::config::duration::{self, words};
 use crate::config::report::Report;
 use crate::config::security::{Checked, Given, Security, Written};
-use crate::config::{Secret, Surroundings, duration, read_file};
+use crate::config::surroundings::Surroundings;
+use crate::config::{Secret, read_file};
 use crate::dns;
 use crate::jwt::client;
 use crate::protocol::Identity;

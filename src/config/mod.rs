@@ -30,15 +30,13 @@ use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
-pub use crate::config::choria::ChoriaConfig;
-use crate::config::choria::Network;
-pub use crate::config::duration::duration;
+use crate::config::choria::{ChoriaConfig, Network};
 use crate::config::duration::words;
 use crate::config::file::{At, Features as WrittenFeatures, File};
 use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
-pub use crate::config::surroundings::Surroundings;
+use crate::config::surroundings::Surroundings;
 use crate::helper::HelperCommand;
 use crate::jwt::VerifyKey;
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::clock::unix_time;
+use crate::config::Secret;
+use crate::config::choria::ChoriaConfig;
 use crate::config::security::{Keys, Problem, Security, Signer};
-use crate::config::{ChoriaConfig, Secret};
 use crate::protocol::{Codec, Sender, v1, v2};
 use crate::rpc::Rpc;
 use crate::transport::login::{Credentials, NoCredentials, Token};
@@ -100,15 +101,15 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::config::Surroundings;
     use crate::config::choria::Network;
     use crate::config::report::Report;
+    use crate::config::surroundings::Surroundings;
     use crate::gate::Lease;
     use crate::jwt::testing::{SIGNER, SIGNER_SEED, edited, issuer};
     use crate::metrics::Metrics;
     use crate::pki::testing::{Certified, Wanted};
     use crate::protocol::Identity;
-    use crate::rpc::Action;
+    use crate::rpc::actions::Action;
     use crate::transport::memory::Memory;
 
     #[test]

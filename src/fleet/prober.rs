@@ -22,8 +22,8 @@ use crate::gate::{Gate, Term};
 use crate::metrics::Metrics;
 use crate::node::{Outcome, Probed, Report};
 use crate::protocol::{Identity, RequestId};
-use crate::rpc::actions::Inventory;
-use crate::rpc::{Action, Answer, Arrival, Call, Registration, Rpc, RpcError, SendError};
+use crate::rpc::actions::{Action, Call, Inventory};
+use crate::rpc::{Answer, Arrival, Registration, Rpc, RpcError, SendError};
 use crate::shutdown::{Never, is_over};
 
 /// Answers that wait to be looked at; more than can come while the thread sends one request. One that does not fit is

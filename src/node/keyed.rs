@@ -230,8 +230,7 @@ mod tests {
     use crate::jwt::testing;
     use crate::node::step::Verified;
     use crate::protocol::Identity;
-    use crate::rpc::Call as _;
-    use crate::rpc::actions::Gen25519Reply;
+    use crate::rpc::actions::{Call as _, Gen25519Reply};
 
     /// When [`testing::SERVER`] was made.
     const MADE: i64 = 1_760_000_000;

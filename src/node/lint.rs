@@ -38,8 +38,7 @@ use crate::helper::Answer;
 use crate::pki::csr::Csr;
 use crate::pki::ecdh::{self, PrivateKey};
 use crate::protocol::Identity;
-use crate::rpc::Call;
-use crate::rpc::actions::Configure;
+use crate::rpc::actions::{Call, Configure};
 
 /// What is known of the node an answer is for.
 #[derive(Debug, Clone, Copy)]

@@ -34,10 +34,11 @@ use crate::logging::chain;
 use crate::metrics::Metrics;
 use crate::pki::ecdh::{self, Ephemeral, Sealed};
 use crate::protocol::{Identity, random_bytes};
-use crate::rpc::actions::{Configure, GenCsr, Inventory, Jwt, ReleaseUpdate, Restart, Shutdown};
+use crate::rpc::actions::{
+    Action, Call, Configure, GenCsr, Inventory, Jwt, ReleaseUpdate, Restart, Shutdown,
+};
 use crate::rpc::{
-    self, Action, Arrival, Attempt, Call, Checked, Contradiction, Patience, Registration, Rpc,
-    SendError,
+    self, Arrival, Attempt, Checked, Contradiction, Patience, Registration, Rpc, SendError,
 };
 use crate::shutdown::Never;
 use crate::transport::PublishError;

@@ -27,10 +27,10 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender as Channel, bounded};
 use parking_lot::{Mutex, RwLock};
 
-pub use self::actions::{Action, BadReply, Body, Call};
 pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience};
 pub use self::discovery::{DiscoveryError, Found, discover};
 
+use self::actions::{Action, BadReply, Body};
 use self::discovery::{Burst, LATE_FINDS_MAX};
 use crate::clock::unix_nanos;
 use crate::gate::Lease;

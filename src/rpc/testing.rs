@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::gate::Lease;
 use crate::metrics::Metrics;
 use crate::protocol::{Codec, Identity, Sender, v1};
-use crate::rpc::{Action, Rpc};
+use crate::rpc::Rpc;
+use crate::rpc::actions::Action;
 use crate::transport::Message;
 use crate::transport::memory::{Memory, Published};
 
