@@ -351,9 +351,7 @@ impl Election {
     /// Another has our nodes now; those in hand end by themselves.
     fn forget(&self) {
         let Setup { roster, queues, .. } = &self.setup;
-        let forgotten = roster.registry().clear();
-        // Whatever else is in them is not current any more.
-        queues.first.try_iter().chain(queues.retry.try_iter()).for_each(drop);
+        let forgotten = roster.forget(queues);
         roster.measure();
         if forgotten > 0 {
             log::info!(component = "election"; "Forgot {forgotten} nodes: they are another's now");

@@ -144,6 +144,15 @@ impl Roster {
         done
     }
 
+    /// Forgets all nodes but those in hand, and empties the queues; says how many there were.
+    ///
+    /// Both under one lock: a node that is seen in between would be queued, and lose its place in the queue.
+    pub fn forget(&self, queues: &Queues) -> usize {
+        let mut registry = self.registry.lock();
+        queues.first.try_iter().chain(queues.retry.try_iter()).for_each(drop);
+        registry.clear()
+    }
+
     /// Entries of the fuller queue: the one that refuses.
     fn longest_queue(&self) -> usize {
         self.first.len().max(self.retry.len())
@@ -174,6 +183,20 @@ pub fn gauge(len: usize) -> i64 {
 mod tests {
     use super::*;
     use crate::node::{Outcome, Report};
+
+    #[test]
+    fn what_is_forgotten_leaves_the_queues_and_is_queued_when_seen_again() {
+        let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+        let (roster, queues) = Roster::new(limits, 2, Metrics::new("test"));
+        let sight = |name: &str| roster.sight(&Identity::parse(name).unwrap(), Sighting::Discovery);
+        for name in ["n1", "n2"] {
+            assert!(matches!(sight(name), Sighted::Queued(_)));
+        }
+        assert_eq!(roster.forget(&queues), 2);
+        assert!(queues.first.is_empty() && queues.retry.is_empty());
+        assert!(matches!(sight("n1"), Sighted::Queued(_)));
+        assert_eq!(queues.first.len(), 1);
+    }
 
     #[test]
     fn each_queue_refuses_what_it_has_no_room_for_and_is_named_in_the_metric() {
