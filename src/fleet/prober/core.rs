@@ -311,11 +311,11 @@ impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
     /// An answer held for this node is dropped and the node is asked again, and so is one that is silent.
     ///
     /// One asked less than [`QUICK`] ago is not: its second request comes soon enough, and a storm of events must not
-    /// become a storm of requests. `key` replaces the entry's, which may be of an older generation. Returns whether the
-    /// node was here.
+    /// become a storm of requests. Nor is an entry of another generation: the one that `key` names is still in its queue, and
+    /// must not be in two places. Returns whether it was here.
     pub fn ask_again(&mut self, key: &Key) -> bool {
-        let Some(probe) = self.probes.get_mut(&key.identity) else { return false };
-        probe.key = key.clone();
+        let probe = self.probes.get(&key.identity).filter(|probe| probe.key == *key);
+        let Some(probe) = probe else { return false };
         match probe.state {
             State::ToAsk | State::Asked { silent: false } => {}
             State::Asked { silent: true } | State::Answered { .. } => {
@@ -734,13 +734,13 @@ mod tests {
         let now = bench.start;
         let old = bench.ask(&key("a", 1), now);
         bench.core.answered(old, "old", 100, now);
-        assert!(bench.core.ask_again(&key("a", 2)));
-        assert!(bench.core.ask_again(&key("a", 2)));
+        assert!(bench.core.ask_again(&key("a", 1)));
+        assert!(bench.core.ask_again(&key("a", 1)));
         assert!(!bench.core.ask_again(&key("stranger", 1)));
         assert!(!bench.core.has_answered());
         assert_eq!(bench.registered(), 0);
-        assert_eq!(bench.core.next_to_ask(), Some(key("a", 2)));
-        let new = bench.ask(&key("a", 2), now);
+        assert_eq!(bench.core.next_to_ask(), Some(key("a", 1)));
+        let new = bench.ask(&key("a", 1), now);
         assert_eq!(bench.core.next_to_ask(), None);
         assert_eq!(bench.core.answered(old, "old", 3, now), Heard::Unknown);
         assert_eq!(bench.core.answered(new, "new", 3, now), Heard::Held);
@@ -811,6 +811,16 @@ mod tests {
         assert_eq!(bench.core.next_to_ask(), Some(key("a", 1)));
         bench.ask(&key("a", 1), now);
         assert_eq!(bench.core.next_to_ask(), None);
+    }
+
+    #[test]
+    fn an_entry_that_is_still_in_its_queue_is_not_here_as_well() {
+        let mut bench = Bench::new(LIMITS);
+        let id = bench.ask(&key("a", 1), bench.start);
+        assert!(!bench.core.ask_again(&key("a", 2)));
+        bench.core.answered(id, "x", 1, bench.start);
+        assert!(!bench.core.ask_again(&key("a", 2)));
+        assert_eq!(bench.core.take(bench.start).unwrap().key, key("a", 1));
     }
 
     #[test]
