@@ -118,7 +118,10 @@ impl Discoverer {
 }
 
 /// When the fleet is to be asked once more because of a reconnect, if it was last asked at `looked_at`.
-fn next_after_reconnect(reconnected_at: Option<Instant>, looked_at: Instant) -> Option<Instant> {
+pub(super) fn next_after_reconnect(
+    reconnected_at: Option<Instant>,
+    looked_at: Instant,
+) -> Option<Instant> {
     let reconnected_at = reconnected_at?;
     AFTER_RECONNECT.into_iter().map(|after| reconnected_at + after).find(|at| *at > looked_at)
 }

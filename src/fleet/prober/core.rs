@@ -325,15 +325,17 @@ impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
         true
     }
 
-    /// Every node that was asked and has not answered is to be asked afresh: the connection was lost meanwhile.
+    /// Every node that was asked and has not answered is to be asked afresh, in the order it was: the connection was lost
+    /// meanwhile.
     pub fn reset(&mut self) {
-        let asked: Vec<Identity> = self
+        let mut asked: Vec<(u64, Identity)> = self
             .probes
             .values()
             .filter(|probe| matches!(probe.state, State::Asked { .. }))
-            .map(|probe| probe.key.identity.clone())
+            .map(|probe| (probe.serial, probe.key.identity.clone()))
             .collect();
-        for identity in asked {
+        asked.sort_unstable();
+        for (_, identity) in asked {
             self.ask_afresh(&identity);
         }
     }
@@ -964,15 +966,13 @@ mod tests {
         }
     }
 
-    impl Bench {
+    impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
+        /// Panics unless probes, counts and bounds agree.
         #[track_caller]
-        fn check(&self, seed: u64, fates: &BTreeMap<(String, u64), Fate>) {
-            let core = &self.core;
-            let inside = fates.values().filter(|fate| **fate == Fate::Inside).count();
-            assert_eq!(core.probes.len(), inside, "seed {seed}: a node was lost");
+        pub fn check(&self) {
             let (mut quick, mut silent, mut answered, mut bytes) = (0, 0, 0, 0);
-            for probe in core.probes.values() {
-                assert!(probe.sent.len() <= usize::from(ASKS_MAX), "seed {seed}");
+            for probe in self.probes.values() {
+                assert!(probe.sent.len() <= usize::from(ASKS_MAX));
                 match &probe.state {
                     State::ToAsk => {}
                     State::Asked { silent: false } => quick += 1,
@@ -983,13 +983,33 @@ mod tests {
                     }
                 }
             }
-            let counted = (core.asked_quick_len, core.asked_silent_len, core.answered_len);
-            assert_eq!((quick, silent, answered), counted, "seed {seed}");
-            assert_eq!(bytes, core.held_bytes, "seed {seed}");
+            let counted = (self.asked_quick_len, self.asked_silent_len, self.answered_len);
+            assert_eq!((quick, silent, answered), counted);
+            assert_eq!(bytes, self.held_bytes);
             // A silent node that answers moves over without being asked anew, so only the sum is bounded.
-            let most = core.limits.quick_max + core.limits.silent_max;
-            assert!(quick + silent + answered <= most, "seed {seed}");
-            assert!(bytes <= core.limits.held_bytes_max, "seed {seed}");
+            let most = self.limits.quick_max + self.limits.silent_max;
+            assert!(quick + silent + answered <= most);
+            assert!(bytes <= self.limits.held_bytes_max);
+        }
+
+        /// The queue elements that are here.
+        pub fn keys(&self) -> impl Iterator<Item = &Key> {
+            self.probes.values().map(|probe| &probe.key)
+        }
+
+        /// Requests remembered for a late answer.
+        pub fn late_len(&self) -> usize {
+            self.late.len()
+        }
+    }
+
+    impl Bench {
+        #[track_caller]
+        fn check(&self, seed: u64, fates: &BTreeMap<(String, u64), Fate>) {
+            let core = &self.core;
+            let inside = fates.values().filter(|fate| **fate == Fate::Inside).count();
+            assert_eq!(core.probes.len(), inside, "seed {seed}: a node was lost");
+            core.check();
             assert!(core.requests.len() <= self.registered(), "seed {seed}");
         }
     }

@@ -1,0 +1,136 @@
+//! A daemon's machine: its clocks, its way to the broker, and the process that runs on it.
+
+use std::time::Instant;
+
+use fastrand::Rng;
+
+use crate::clock::BootTime;
+use crate::fleet::simulation::process::{Input, Process};
+use crate::fleet::simulation::{MS, SECOND, Time, duration, micros};
+
+/// One of our daemons, whichever process it is at the time.
+pub struct Daemon {
+    pub clock: Clock,
+    pub network: Network,
+    /// Counts its processes.
+    pub incarnation: u32,
+    pub process: Option<Process>,
+    pub is_frozen: bool,
+    /// What came while it was frozen.
+    pub waiting: Vec<Input>,
+    /// The connection that there really is: its broker, and its number. The process hears of its end later.
+    pub connection: Option<(usize, u32)>,
+    /// Counts connections.
+    pub links: u32,
+    pub fleet_wakes: Option<Time>,
+    pub election_wakes: Option<Time>,
+}
+
+impl Daemon {
+    pub fn new(rng: &mut Rng) -> Daemon {
+        Daemon {
+            clock: Clock::new(rng),
+            network: Network::new(rng),
+            incarnation: 0,
+            process: None,
+            is_frozen: false,
+            waiting: Vec::new(),
+            connection: None,
+            links: 0,
+            fleet_wakes: None,
+            election_wakes: None,
+        }
+    }
+
+    /// The process ends, however that is.
+    pub fn ends(&mut self) {
+        self.process = None;
+        self.incarnation += 1;
+        self.connection = None;
+        self.is_frozen = false;
+        self.waiting.clear();
+        (self.fleet_wakes, self.election_wakes) = (None, None);
+    }
+
+    /// Whether it leads by what it knows itself.
+    pub fn leads(&self, now: Time) -> bool {
+        let boot = self.clock.boot(now);
+        self.process.as_ref().is_some_and(|process| {
+            process.election.is_some() && process.has_term && !process.is_lease_over(boot)
+        })
+    }
+}
+
+/// The clocks of a machine: a little too fast or too slow, and one of them stands still while the machine sleeps.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    /// In parts of 1,000 of the true one.
+    rate: u64,
+    start: Instant,
+    slept: Time,
+}
+
+impl Clock {
+    fn new(rng: &mut Rng) -> Clock {
+        Clock { rate: rng.u64(985..=1_015), start: Instant::now(), slept: 0 }
+    }
+
+    pub fn boot(&self, now: Time) -> BootTime {
+        BootTime::after_boot(duration(now * self.rate / 1_000))
+    }
+
+    pub fn mono(&self, now: Time) -> Instant {
+        self.start + duration(now * self.rate / 1_000 - self.slept)
+    }
+
+    /// The machine slept for so long.
+    pub fn sleeps(&mut self, time: Time) {
+        self.slept += time * self.rate / 1_000;
+    }
+
+    /// When these clocks show at least this.
+    pub fn when_mono(&self, time: Instant) -> Time {
+        self.when(micros(time.saturating_duration_since(self.start)) + self.slept)
+    }
+
+    pub fn when_boot(&self, time: BootTime) -> Time {
+        self.when(micros(time.since(BootTime::START)))
+    }
+
+    fn when(&self, local: Time) -> Time {
+        // Shown times are cut down to whole microseconds.
+        (local + 1) * 1_000 / self.rate + 1
+    }
+}
+
+/// How bad the way is between one daemon and its broker.
+#[derive(Debug, Clone, Copy)]
+pub struct Network {
+    /// The usual way of a message takes at most this long.
+    pub usual: Time,
+    /// One in so many takes up to `slow_max`.
+    pub slow_one_in: u64,
+    pub slow_max: Time,
+    pub lost_one_in: u64,
+    pub doubled_one_in: u64,
+}
+
+impl Network {
+    fn new(rng: &mut Rng) -> Network {
+        Network {
+            usual: [5, 50, 400][rng.usize(..3)] * MS,
+            slow_one_in: rng.u64(3..60),
+            slow_max: [1, 2, 12][rng.usize(..3)] * SECOND,
+            lost_one_in: rng.u64(8..500),
+            doubled_one_in: rng.u64(10..300),
+        }
+    }
+}
+
+pub const PEACE: Network = Network {
+    usual: 20 * MS,
+    slow_one_in: u64::MAX,
+    slow_max: 1,
+    lost_one_in: u64::MAX,
+    doubled_one_in: u64::MAX,
+};

@@ -1,0 +1,291 @@
+//! Fleets, brokers and one to three daemons, and everything that can go wrong with them, under one virtual clock and a
+//! seeded generator of trouble.
+//!
+//! Real are the decisions: registry, prober, permits, retries, rate limit, gate and election run as they are. Models are
+//! what is around them: the threads ([`process`], [`probes`], [`attempt`]), the network and the clocks ([`world`],
+//! [`daemon`]), brokers with the election's bucket ([`broker`]) and the nodes ([`node`]).
+//!
+//! A time of [`trouble`] is followed by peace, in which every node that can be provisioned must be within a time that is
+//! computed for it; then all daemons drain. After every step the invariants of [`checks`] hold.
+//!
+//! `SIM_SEED=n cargo test --lib fleet::simulation -- --nocapture` replays one seed with a trace, `SIM_SEEDS=n` runs so many.
+
+mod attempt;
+mod broker;
+mod checks;
+mod daemon;
+mod node;
+mod probes;
+mod process;
+mod trouble;
+mod world;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt;
+use std::panic;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use parking_lot::Mutex;
+
+use crate::clock::BootTime;
+use crate::fleet::prober;
+use crate::fleet::registry::Limits;
+use crate::fleet::simulation::attempt::Step;
+use crate::fleet::simulation::node::Node;
+use crate::fleet::simulation::process::Sent;
+use crate::fleet::simulation::world::World;
+use crate::protocol::Identity;
+use crate::rpc::actions::Action;
+
+const SEEDS: u64 = 10_000;
+/// So many that fail are enough to look at.
+const FAILURES_MAX: usize = 8;
+
+/// Microseconds since the beginning.
+type Time = u64;
+const MS: Time = 1_000;
+const SECOND: Time = 1_000 * MS;
+const MINUTE: Time = 60 * SECOND;
+
+#[test]
+fn simulated_daemons_keep_every_invariant_and_provision_their_fleet() {
+    if let Ok(seed) = env::var("SIM_SEED") {
+        World::new(seed.parse().expect("SIM_SEED is a number"), true).run();
+        return;
+    }
+    let seeds = env::var("SIM_SEEDS").map_or(SEEDS, |n| n.parse().expect("SIM_SEEDS is a number"));
+    // The machine's cores share the seeds.
+    let threads = thread::available_parallelism().map_or(2, |cores| cores.get());
+    let next = AtomicU64::new(0);
+    let failed = Mutex::new(Vec::new());
+    let work = || {
+        let mut seen = Seen::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds || failed.lock().len() >= FAILURES_MAX {
+                return seen;
+            }
+            match panic::catch_unwind(|| World::new(seed, false).run()) {
+                Ok(more) => seen.add(&more),
+                Err(_) => failed.lock().push(seed),
+            }
+        }
+    };
+    let mut seen = Seen::default();
+    thread::scope(|scope| {
+        let runs: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for run in runs {
+            seen.add(&run.join().expect("panics are caught"));
+        }
+    });
+    let failed = failed.into_inner();
+    let command = "cargo test --lib fleet::simulation -- --nocapture";
+    assert!(
+        failed.is_empty(),
+        "seeds {failed:?} failed; replay one with: SIM_SEED={} {command}",
+        failed[0]
+    );
+    eprintln!("{seeds} seeds, {} steps, {} nodes provisioned", seen.steps, seen.provisioned);
+    if seeds >= SEEDS {
+        seen.check_that_all_happened();
+    }
+}
+
+/// What a run is like.
+#[derive(Debug)]
+struct Setup {
+    is_elected: bool,
+    limits: Limits,
+    /// Whether its registry forgets nodes for want of room.
+    forgets: bool,
+    queue_max: usize,
+    probes: prober::core::Limits,
+    permits: usize,
+    seats: usize,
+    rate: Option<u32>,
+    node_timeout: Duration,
+    plan: Vec<Step>,
+    /// Whether what is sent may wait for the socket.
+    stalls: bool,
+    /// Nothing happens but what the nodes do.
+    is_quiet: bool,
+}
+
+impl Setup {
+    fn new(rng: &mut Rng) -> Setup {
+        let is_elected = rng.u8(..5) < 3;
+        let interval = duration(rng.u64(5..if is_elected { 15 } else { 60 }) * SECOND);
+        let mut limits = Limits::new(interval, interval * rng.u32(1..4));
+        // Small bounds are met by small fleets; forgetting is no fault as long as nodes are found again.
+        let forgets = rng.u8(..4) == 0;
+        if forgets {
+            limits.waiting_max = rng.usize(1..=4);
+            limits.settling_max = rng.usize(4..=8);
+            limits.kept_max = rng.usize(1..=4);
+        }
+        let permits = rng.usize(1..=3);
+        let mut plan = vec![Step::Call(Action::Jwt)];
+        if rng.bool() {
+            plan.push(Step::Call(Action::Gen25519));
+        }
+        plan.push(Step::Call(Action::Inventory));
+        if rng.bool() {
+            plan.push(Step::Call(Action::GenCsr));
+        }
+        let end = [Step::Helper, Step::Call(Action::Configure), Step::Call(Action::Restart)];
+        plan.extend(end);
+        Setup {
+            is_elected,
+            limits,
+            forgets,
+            queue_max: rng.usize(1..=6),
+            probes: prober::core::Limits {
+                quick_max: rng.usize(1..=4),
+                silent_max: rng.usize(1..=3),
+                timeout: Duration::from_secs(3),
+                held_bytes_max: rng.usize(40..200),
+            },
+            permits,
+            seats: permits + rng.usize(..4),
+            rate: (rng.u8(..4) == 0).then(|| rng.u32(1..20)),
+            node_timeout: Duration::from_secs(120),
+            plan,
+            stalls: rng.bool(),
+            is_quiet: rng.u8(..5) == 0,
+        }
+    }
+
+    fn actions(&self) -> Vec<Action> {
+        let action = |step: &Step| if let Step::Call(action) = *step { Some(action) } else { None };
+        self.plan.iter().filter_map(action).collect()
+    }
+
+    fn probe_timeout(&self) -> Time {
+        micros(self.probes.timeout)
+    }
+}
+
+/// What a process has to do with at one moment.
+struct Scene<'a> {
+    now: Time,
+    /// The same by the machine's own clocks.
+    mono: Instant,
+    boot: BootTime,
+    rng: &'a mut Rng,
+    setup: &'a Setup,
+    nodes: &'a mut [Node],
+    seen: &'a mut Seen,
+    sent: &'a mut Vec<Sent>,
+    drops_connection: &'a mut bool,
+    /// Nothing goes wrong any more but with the nodes.
+    peace: bool,
+    /// Until when network, brokers, daemons or operators were in anybody's way.
+    disturbed_at: &'a mut Time,
+    /// The daemon, if all is to be told.
+    trace: Option<usize>,
+}
+
+impl Scene<'_> {
+    fn note(&mut self, thing: &'static str) {
+        self.seen.note(thing);
+    }
+
+    fn say(&self, what: &fmt::Arguments<'_>) {
+        if let Some(daemon) = self.trace {
+            say(self.now, &format_args!("  {daemon}: {what}"));
+        }
+    }
+
+    fn index(&self, identity: &Identity) -> usize {
+        let is_it = |node: &Node| node.identity == *identity;
+        self.nodes.iter().position(is_it).expect("all keys are of our nodes")
+    }
+
+    fn count_attempt(&mut self, node: usize) {
+        self.nodes[node].attempts += u64::from(self.peace);
+    }
+
+    fn is_disturbed_since(&self, since: Time) -> bool {
+        *self.disturbed_at >= since
+    }
+}
+
+/// What happened at least once, so that a generator that stopped making trouble is noticed.
+#[derive(Debug, Default)]
+struct Seen {
+    steps: u64,
+    provisioned: u64,
+    things: BTreeSet<&'static str>,
+}
+
+impl Seen {
+    fn note(&mut self, thing: &'static str) {
+        self.things.insert(thing);
+    }
+
+    fn add(&mut self, other: &Seen) {
+        self.steps += other.steps;
+        self.provisioned += other.provisioned;
+        self.things.extend(&other.things);
+    }
+
+    fn check_that_all_happened(&self) {
+        for thing in [
+            "provisioned",
+            "upgrade_sent",
+            "shutdown",
+            "deferred",
+            "busy",
+            "helper_failed",
+            "wrong_token",
+            "misconfigured",
+            "unreachable",
+            "refused",
+            "failed",
+            "not_provisioning",
+            "queue full",
+            "denied",
+            "not due",
+            "ask again",
+            "came back",
+            "term ended",
+            "deadline",
+            "aborted",
+            "excused",
+            "not current",
+            "answered late",
+            "two answers to a probe",
+            "given up",
+            "waited for a permit",
+            "link lost during a step",
+            "too late for what waited",
+            "elected",
+            "leadership lost",
+            "handed over",
+            "a term outlived a connection",
+            "woke up as former leader",
+            "leader killed",
+            "partition",
+            "broker restart",
+        ] {
+            assert!(self.things.contains(thing), "no seed saw: {thing}");
+        }
+        assert!(self.provisioned > SEEDS, "{self:?}");
+    }
+}
+
+fn say(now: Time, what: &fmt::Arguments<'_>) {
+    eprintln!("{:>12.6} {what}", now as f64 / SECOND as f64);
+}
+
+fn duration(time: Time) -> Duration {
+    Duration::from_micros(time)
+}
+
+fn micros(duration: Duration) -> Time {
+    u64::try_from(duration.as_micros()).expect("the simulation is short")
+}
