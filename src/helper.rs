@@ -25,9 +25,9 @@ use crossbeam_channel::Receiver;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::config::choria::PASSWORD_VARIABLE;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
+use crate::secret::PASSWORD_VARIABLE;
 use crate::shutdown::Never;
 
 pub(crate) use answer::fold;

@@ -6,9 +6,9 @@ mod fleet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use choria_provisioner::config::Secret;
 use choria_provisioner::metrics::Metrics;
 use choria_provisioner::protocol::subject::{Pattern, Subject};
+use choria_provisioner::secret::Secret;
 use choria_provisioner::transport::connection::{Connection, Options};
 use choria_provisioner::transport::login::Credentials;
 use choria_provisioner::transport::servers::ServerAddress;

@@ -15,13 +15,14 @@ use std::time::Duration;
 use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
 use crate::config::duration::{self, words};
+use crate::config::read_file;
 use crate::config::report::Report;
 use crate::config::security::{Checked, Given, Security, Written};
 use crate::config::surroundings::Surroundings;
-use crate::config::{Secret, read_file};
 use crate::dns;
 use crate::jwt::client;
 use crate::protocol::Identity;
+use crate::secret::{PASSWORD_VARIABLE, Secret};
 use crate::transport::servers::{Brokers, ServerAddress};
 use crate::transport::srv::Srv;
 
@@ -47,9 +48,6 @@ pub struct ChoriaConfig {
     /// How we prove who we are, and whom we believe.
     pub security: Security,
 }
-
-/// Where the password for the broker comes from where the client file leaves it open.
-pub const PASSWORD_VARIABLE: &str = "MCOLLECTIVE_NATS_PASSWORD";
 
 /// What the provisioner's own settings say about the network.
 #[derive(Debug, Clone, Copy, Default)]

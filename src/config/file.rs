@@ -5,10 +5,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::config::Secret;
 use crate::config::duration::duration;
 use crate::config::report::{Report, nearest};
 use crate::config::yaml::{self, Kind, Node, Scalar, Value};
+use crate::secret::Secret;
 
 /// A value and the line of its key.
 #[derive(Debug, Clone)]

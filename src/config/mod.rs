@@ -14,7 +14,6 @@ pub mod signing;
 pub mod surroundings;
 pub mod yaml;
 
-use std::fmt;
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -39,6 +38,7 @@ use crate::config::signing::SigningFiles;
 use crate::config::surroundings::Surroundings;
 use crate::helper::HelperCommand;
 use crate::jwt::VerifyKey;
+use crate::secret::Secret;
 
 /// The provisioner's own settings; every field but `signing` is named after its key.
 #[derive(Debug, Clone)]
@@ -835,28 +835,6 @@ const WORKERS_MAX: i64 = 1_024;
 /// Names of people and of privileged programs, which no node may take.
 const DENY_DEFAULT: &[&str] =
     &[r"\.privileged.mcollective$", r"\.privileged.choria$", r"\.mcollective$", r"\.choria$"];
-
-/// A text that must not be shown: a password, a token, a key. It is wiped from memory when it is no longer needed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Zeroizing<String>);
-
-impl Secret {
-    /// Takes `text` out of sight.
-    pub fn new(text: impl Into<String>) -> Secret {
-        Secret(Zeroizing::new(text.into()))
-    }
-
-    /// The text itself, for the one place that has to send it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::clock::unix_time;
-use crate::config::Secret;
 use crate::config::choria::ChoriaConfig;
 use crate::config::security::{Keys, Problem, Security, Signer};
 use crate::protocol::{Codec, Sender, v1, v2};
 use crate::rpc::Rpc;
+use crate::secret::Secret;
 use crate::transport::login::{Credentials, NoCredentials, Token};
 
 /// `component` of our log messages.

@@ -12,7 +12,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Vi
 use serde_json::value::RawValue;
 
 use super::text::escape;
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// What the helper wants done with a node. Texts that are absent are empty.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::config::Secret;
+use crate::secret::Secret;
 use crate::transport::tls;
 use crate::transport::wire::{self, Info};
 

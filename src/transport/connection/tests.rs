@@ -17,10 +17,10 @@ use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
 
 use super::{Connection, Options, StartError};
 use crate::clock::BootTime;
-use crate::config::Secret;
 use crate::dns::{self, Servers};
 use crate::metrics::Metrics;
 use crate::protocol::subject::{Pattern, Subject};
+use crate::secret::Secret;
 use crate::shutdown::Never;
 use crate::transport::backoff::Backoff;
 use crate::transport::dial::{self, Slot};
