@@ -416,10 +416,6 @@ pub fn is_header(name: &str, value: &str) -> bool {
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct Info {
-    /// Name for people.
-    pub server_name: String,
-    /// Version of the software.
-    pub version: String,
     /// Largest message it takes; absent or not positive means its default.
     pub max_payload: i64,
     /// Whether it speaks TLS only.
@@ -936,7 +932,7 @@ mod tests {
         hostile::on_a_small_stack(|| {
             for value in hostile::values(40_000) {
                 let _ = Info::parse(value.as_bytes());
-                for key in ["server_name", "max_payload", "headers", "connect_urls", "other"] {
+                for key in ["remote_account", "max_payload", "headers", "connect_urls", "other"] {
                     let _ = Info::parse(format!(r#"{{"{key}":{value}}}"#).as_bytes());
                 }
             }
