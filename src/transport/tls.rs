@@ -14,6 +14,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use openssl::asn1::Asn1Time;
 use openssl::error::ErrorStack;
 use openssl::nid::Nid;
 use openssl::pkey::{PKey, Private};
@@ -146,6 +147,22 @@ pub struct Trust {
     pub legacy_names: bool,
 }
 
+impl Trust {
+    /// The authority that issued `certificate`, if its time is over.
+    fn expired_issuer(&self, certificate: &X509Ref) -> Option<&X509> {
+        let issuer = certificate.issuer_name().to_der().ok()?;
+        let is_it = |authority: &&X509| {
+            is_over(authority)
+                && authority.subject_name().to_der().is_ok_and(|subject| subject == issuer)
+        };
+        self.authorities.iter().find(is_it)
+    }
+}
+
+fn is_over(certificate: &X509Ref) -> bool {
+    Asn1Time::days_from_now(0).is_ok_and(|now| certificate.not_after() < now)
+}
+
 /// What we show of ourselves when the broker asks.
 #[derive(Clone)]
 pub struct Identity {
@@ -207,7 +224,8 @@ impl Connector {
 
         if let Some(trust) = &trust {
             let mut store = X509StoreBuilder::new()?;
-            for authority in &trust.authorities {
+            // OpenSSL goes no further than the first one that fits, and would not find its successor.
+            for authority in trust.authorities.iter().filter(|authority| !is_over(authority)) {
                 store.add_cert(authority.clone())?;
             }
             context.set_cert_store(store.build());
@@ -375,6 +393,10 @@ fn explain(trust: &Trust, host: &ServerName, chain: &X509StoreContextRef) -> Str
         }
         code if UNTRACEABLE.contains(&code) => {
             let issuer = shown(certificate.issuer_name());
+            if let Some(authority) = trust.expired_issuer(certificate) {
+                let until = authority.not_after();
+                return format!("the certificate of its authority ({issuer}) expired on {until}");
+            }
             format!(
                 "{whose} was issued by {issuer}, which {} does not vouch for: {}",
                 trust.source,
@@ -393,7 +415,14 @@ fn names_of(certificate: &X509Ref) -> Vec<String> {
             let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
             v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
         };
-        let text = name.dnsname().map(str::to_owned).or_else(|| Some(address()?.to_string()))?;
+        let text = match name.dnsname() {
+            // It looks right, and counts for nothing.
+            Some(text) if text.parse::<IpAddr>().is_ok() => {
+                format!("{text} (as a name, not as an address)")
+            }
+            Some(text) => text.to_owned(),
+            None => address()?.to_string(),
+        };
         Some(printable(&text))
     });
     shown.take(NAMES_SHOWN_MAX).collect()
@@ -774,7 +803,8 @@ mod tests {
         check_name("10.0.0.2", broker(), Err("is for 10.0.0.1, fe80::1, not for 10.0.0.2"));
         // An address is no name.
         let broker = Wanted::new("x").name("10.0.0.1");
-        check_name("10.0.0.1", broker, Err("is for 10.0.0.1, not for"));
+        let other = "is for 10.0.0.1 (as a name, not as an address), not for 10.0.0.1";
+        check_name("10.0.0.1", broker, Err(other));
     }
 
     #[test]
@@ -814,6 +844,38 @@ mod tests {
         check(&good().signed_by(&impostor), "its certificate (b)");
         // Somebody with a certificate of ours is no authority.
         check(&good().signed_by(&BROKER), "which the test does not vouch for");
+    }
+
+    #[test]
+    fn an_authority_that_expired_hides_its_successor_nowhere() {
+        let root = Wanted::new("root").authority().self_signed();
+        let between = || Wanted::new("between").authority();
+        let new = between().signed_by(&root);
+        let old = between().key(new.key.clone()).valid(-7_200, -3_600).signed_by(&root);
+        let broker = Wanted::new("b").name(HOST).signed_by(&new);
+        let check = |trusted: &[&Certified], sent: &[&Certified]| {
+            let authorities = trusted.iter().map(|one| one.certificate.clone()).collect();
+            let trust = Trust { authorities, ..trust(&root.certificate, false) };
+            let connector = Connector::new(Some(trust), None, &Offer::default()).unwrap();
+            let mut server = Broker::new(&broker);
+            for one in sent {
+                server.context.add_extra_chain_cert(one.certificate.clone()).unwrap();
+            }
+            agree(&connector, HOST, server).map(drop).map_err(|ending| ending.reason)
+        };
+        let expired = "the certificate of its authority (between) expired on";
+        assert!(check(&[&root], &[&old]).unwrap_err().starts_with(expired));
+        assert!(check(&[&old], &[]).unwrap_err().starts_with(expired));
+        for (trusted, sent) in [
+            (vec![&root], vec![&old, &new]),
+            (vec![&root], vec![&new, &old]),
+            (vec![&root, &new], vec![&old]),
+            (vec![&old, &new], vec![]),
+            (vec![&new, &old], vec![]),
+            (vec![&old, &root], vec![&new]),
+        ] {
+            assert_eq!(check(&trusted, &sent), Ok(()), "{} {}", trusted.len(), sent.len());
+        }
     }
 
     #[test]
