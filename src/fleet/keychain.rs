@@ -67,6 +67,22 @@ impl Keychain {
         }
     }
 
+    /// Lets `rpc` sign with what is there now: a connection may outlive the keys it was made with, and nodes believe no
+    /// token whose time is over. Another caller has to wait for the next connection. For the thread that calls [`Keychain::renew`].
+    ///
+    /// # Errors
+    ///
+    /// [`Problem`] with one of the files; `rpc` goes on with the old keys.
+    pub fn refresh(&self, rpc: &Rpc) -> Result<(), Problem> {
+        let (_, codec) = self.read()?;
+        if codec.sender().caller == rpc.caller()
+            && let Err(error) = rpc.renew(codec)
+        {
+            log::error!(component = COMPONENT; "Going on with the old keys: {error}");
+        }
+        Ok(())
+    }
+
     fn read(&self) -> Result<(Credentials, Codec), Problem> {
         let Keys { tls, signer } = self.security.read(unix_time())?;
         let sender = self.sender.clone();
@@ -187,6 +203,39 @@ mod tests {
         assert_eq!(bench.caller_token(), other);
         let patterns = bench.memory.patterns();
         assert!(patterns.len() == 1 && patterns[0] != pattern, "{patterns:?}");
+    }
+
+    #[test]
+    fn keys_that_are_renewed_sign_requests_while_the_connection_stands() {
+        let site = Site::new("refresh");
+        let write = |name: &str, text: &str| fs::write(site.dir.join(name), text).unwrap();
+        write("token", SIGNER);
+        write("seed", SIGNER_SEED);
+        let (keychain, codec) = Keychain::open(&site.choria(
+            "plugin.security.provider = choria\nplugin.security.choria.token_file = DIR/token\n\
+             plugin.security.choria.seed_file = DIR/seed\n",
+        ))
+        .unwrap();
+        let bench = Bench::new(codec);
+        let renewed = edited(SIGNER, &issuer(), |claims| claims["public_key"] = hex_key().into());
+        write("token", &renewed);
+        let problem = keychain.refresh(&bench.rpc).unwrap_err().to_string();
+        assert!(problem.contains("the seed does not belong to the token"), "{problem}");
+        assert_eq!(bench.caller_token(), SIGNER, "a rotation that is not done changes nothing");
+        write("seed", &"7".repeat(64));
+        keychain.refresh(&bench.rpc).unwrap();
+        assert_eq!(bench.caller_token(), renewed);
+
+        let other = edited(SIGNER, &issuer(), |claims| {
+            claims["callerid"] = "other".into();
+            claims["public_key"] = hex_key().into();
+        });
+        write("token", &other);
+        keychain.refresh(&bench.rpc).unwrap();
+        assert_eq!(bench.caller_token(), renewed, "replies to another come with a connection");
+        keychain.credentials().unwrap();
+        keychain.renew(&bench.rpc);
+        assert_eq!(bench.caller_token(), other);
     }
 
     #[test]

@@ -226,7 +226,7 @@ mod tests {
                 link_changed,
                 renew: Box::new(|| {}),
                 announcement: Some(b"we are here".to_vec()),
-                tokens: Tokens::new(None, Security::Off),
+                tokens: Tokens::new(None, Security::Off, Box::new(|| Ok(()))),
                 audit: None,
             };
             Bench { main, memory, triggered }

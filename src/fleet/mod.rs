@@ -359,7 +359,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         link_changed,
         gate_changed: gate.watch(),
         renew: Box::new({
-            let rpc = rpc.clone();
+            let (rpc, keychain) = (rpc.clone(), Arc::clone(&keychain));
             move || keychain.renew(&rpc)
         }),
         announcement: Some(lifecycle::startup_event(
@@ -368,7 +368,10 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
             &protocol::event_id(),
             unix_time(),
         )),
-        tokens: Tokens::new(config.signing.clone(), choria.security),
+        tokens: Tokens::new(config.signing.clone(), choria.security, {
+            let rpc = rpc.clone();
+            Box::new(move || keychain.refresh(&rpc))
+        }),
         audit: audit_running,
     };
     main.serve(&signals, &log);

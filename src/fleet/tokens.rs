@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, never, tick};
 
 use crate::clock::unix_time;
-use crate::config::security::Security;
+use crate::config::security::{Problem, Security};
 use crate::config::signing::SigningFiles;
 use crate::fleet::seldom::Seldom;
 use crate::logging::chain;
@@ -22,20 +22,28 @@ const SIGNING_LOG: Duration = Duration::from_secs(3_600);
 pub struct Tokens {
     signing: Option<SigningFiles>,
     login: Security,
+    /// Has requests signed with the keys that are there now.
+    refresh: Refresh,
     warned: Seldom,
     login_warned: Seldom,
+    login_failed: Seldom,
     failed: Seldom,
 }
 
+/// Takes up renewed keys; fails with what is wrong with one of the files.
+pub type Refresh = Box<dyn Fn() -> Result<(), Problem>>;
+
 impl Tokens {
-    pub fn new(signing: Option<SigningFiles>, login: Security) -> Tokens {
+    pub fn new(signing: Option<SigningFiles>, login: Security, refresh: Refresh) -> Tokens {
         let said_at_start = || {
             let mut seldom = Seldom::every(EXPIRY_LOG);
             seldom.now(Instant::now());
             seldom
         };
         let (warned, login_warned) = (said_at_start(), said_at_start());
-        Tokens { signing, login, warned, login_warned, failed: Seldom::every(SIGNING_LOG) }
+        let failed = || Seldom::every(SIGNING_LOG);
+        let (login_failed, failed) = (failed(), failed());
+        Tokens { signing, login, refresh, warned, login_warned, login_failed, failed }
     }
 
     /// When to look again.
@@ -43,9 +51,9 @@ impl Tokens {
         if self.is_empty() { never() } else { tick(TOKENS_EVERY) }
     }
 
-    /// Whether we have none at all.
+    /// Whether there is nothing that could expire: a certificate does, too.
     fn is_empty(&self) -> bool {
-        self.signing.is_none() && !matches!(self.login, Security::Issuer(_))
+        self.signing.is_none() && self.login == Security::Off
     }
 
     pub fn look(&mut self, metrics: &Metrics) {
@@ -54,7 +62,11 @@ impl Tokens {
     }
 
     fn look_at_login(&mut self, metrics: &Metrics) {
-        // If it can't be read, the next connection says so; this one has no need of it.
+        if let Err(problem) = (self.refresh)()
+            && self.login_failed.now(Instant::now()).is_some()
+        {
+            log::error!(component = "provisioner"; "Going on with the keys of before, which nodes believe until they expire: {problem}");
+        }
         let now = unix_time();
         let Some(expires) = self.login.expires(now) else { return };
         metrics.token_expires("login", expires);
@@ -94,8 +106,8 @@ mod tests {
 
     #[test]
     fn a_token_that_we_only_log_in_with_is_looked_at_again() {
-        assert!(Tokens::new(None, Security::Off).is_empty());
-        let login = Security::Issuer(IssuerFiles::nowhere());
-        assert!(!Tokens::new(None, login).is_empty());
+        let tokens = |login| Tokens::new(None, login, Box::new(|| Ok(())));
+        assert!(tokens(Security::Off).is_empty());
+        assert!(!tokens(Security::Issuer(IssuerFiles::nowhere())).is_empty());
     }
 }
