@@ -865,6 +865,8 @@ impl Inner {
                 Effect::Publish { subject, payload, after } => {
                     self.later(after, Task::Publish { at, subject, payload });
                 }
+                // With the answer before it, so that nothing that is asked after that answer gets one.
+                Effect::Leave { after, announced } if after.is_zero() => self.leave(at, announced),
                 Effect::Leave { after, announced } => {
                     self.later(after, Task::Leave { at, announced });
                 }
@@ -923,24 +925,27 @@ impl Inner {
                     self.carry_out(at, effects);
                 }
             }
-            Task::Leave { at, announced } => {
-                let (connection, sid) = (self.connection(at), FIRST_SID + at as u64);
-                let mut node = self.nodes[at].lock();
-                if announced {
-                    let (subject, payload) = node.event(&self.site, Kind::Shutdown, now());
-                    connection.publish(&subject, &payload);
-                }
-                connection.unsubscribe(sid);
-                if node.left() {
-                    node.online = true;
-                    connection.subscribe(sid, &format!("provisioning.node.{}", node.identity));
-                    let (subject, payload) = node.event(&self.site, Kind::Startup, now());
-                    connection.publish(&subject, &payload);
-                }
-                drop(node);
-                self.note_progress();
-            }
+            Task::Leave { at, announced } => self.leave(at, announced),
         }
+    }
+
+    /// The node goes, and may come back at once.
+    fn leave(&self, at: usize, announced: bool) {
+        let (connection, sid) = (self.connection(at), FIRST_SID + at as u64);
+        let mut node = self.nodes[at].lock();
+        if announced {
+            let (subject, payload) = node.event(&self.site, Kind::Shutdown, now());
+            connection.publish(&subject, &payload);
+        }
+        connection.unsubscribe(sid);
+        if node.left() {
+            node.online = true;
+            connection.subscribe(sid, &format!("provisioning.node.{}", node.identity));
+            let (subject, payload) = node.event(&self.site, Kind::Startup, now());
+            connection.publish(&subject, &payload);
+        }
+        drop(node);
+        self.note_progress();
     }
 }
 
