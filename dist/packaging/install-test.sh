@@ -113,13 +113,13 @@ done
 
 echo "choria-provisioner ALL=(root) NOPASSWD: /usr/bin/id" >/etc/sudoers.d/test
 chmod 0440 /etc/sudoers.d/test
-echo secret >/root/secret
-chmod 0755 /root && chmod 0644 /root/secret
+echo secret >/home/secret
+chmod 0644 /home/secret
 cat >/scene/jit.py <<'PY'
 import mmap
 mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 PY
-declare -A needs=([sudo]="/usr/bin/sudo -n /usr/bin/id" [home]="/bin/cat /root/secret" [jit]="/usr/bin/python3 /scene/jit.py")
+declare -A needs=([sudo]="/usr/bin/sudo -n /usr/bin/id" [home]="/bin/cat /home/secret" [jit]="/usr/bin/python3 /scene/jit.py")
 for name in sudo home jit; do
     ! in_unit "${needs[$name]}"
     mkdir -p /etc/systemd/system/$unit.d
