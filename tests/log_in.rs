@@ -10,11 +10,11 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use common::choria_broker::{Account, ChoriaBroker, Rules};
-use common::{Builder, Daemon, SOON, TempDir, wait_until, within};
+use common::choria_broker::{Account, Rules, Site};
+use common::{SOON, wait_until, within};
 use fleet::certificates::Wanted;
 use fleet::issuer::{ChainIssuer, Organization};
-use fleet::network::{Network, Setup, broker_of, provisioner_of};
+use fleet::network::{Setup, broker_of, provisioner_of};
 use fleet::unix_now;
 use serde_json::{Value, json};
 
@@ -220,30 +220,6 @@ fn a_renewed_certificate_is_shown_at_the_next_connection() {
     let fleet = site.fleet(5).authority(&authority.certificate).start();
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     assert_eq!(fleet.violations(), [""; 0]);
-}
-
-/// A network, its broker, and what a daemon needs in it.
-struct Site {
-    network: Network,
-    broker: ChoriaBroker,
-    _dir: TempDir,
-}
-
-impl Site {
-    fn new(setup: Setup) -> Site {
-        let dir = TempDir::new("log-in");
-        let network = Network::create(dir.path(), setup).unwrap();
-        let broker = ChoriaBroker::start(Rules::of(&network));
-        Site { network, broker, _dir: dir }
-    }
-
-    fn daemon(&self) -> Builder {
-        Daemon::builder(&self.broker.url()).network(&self.network)
-    }
-
-    fn fleet(&self, nodes: usize) -> fleet::Builder {
-        self.network.fleet(&self.broker.url()).nodes(nodes)
-    }
 }
 
 /// A daemon that is not let in.

@@ -8,10 +8,10 @@ mod fleet;
 use std::collections::BTreeMap;
 use std::fs;
 
-use common::choria_broker::{ChoriaBroker, Rules};
-use common::{Daemon, SOON, TempDir, within};
+use common::choria_broker::Site;
+use common::{Daemon, SOON, within};
 use fleet::certificates::Wanted;
-use fleet::network::{Network, PASSWORD, Setup};
+use fleet::network::{PASSWORD, Setup};
 use fleet::{Fault, Fleet};
 use serde_json::json;
 
@@ -29,7 +29,7 @@ exec cat "${0%/*}/answers/$identity"
 #[test]
 fn no_secret_leaves_a_daemon_with_certificates() {
     let site = Site::new(Setup::X509);
-    let fleet = site.fleet();
+    let fleet = site.troubled_fleet();
     let key = Wanted::new("x").rsa().signed_by(&site.network.authority).key;
     let pem = String::from_utf8(key.rsa().unwrap().private_key_to_pem().unwrap()).unwrap();
     let answer = |name: &str| {
@@ -54,7 +54,7 @@ fn no_secret_leaves_a_daemon_with_certificates() {
 #[test]
 fn no_secret_leaves_a_daemon_with_tokens() {
     let site = Site::new(Setup::Issuer);
-    let fleet = site.fleet();
+    let fleet = site.troubled_fleet();
     let answer = |name: &str| {
         json!({
             "configuration": {"identity": name, "plugin.choria.server.provision": "0"},
@@ -73,28 +73,14 @@ fn no_secret_leaves_a_daemon_with_tokens() {
     }
 }
 
-/// A network and its broker.
-struct Site {
-    network: Network,
-    broker: ChoriaBroker,
-    _dir: TempDir,
-}
-
 impl Site {
-    fn new(setup: Setup) -> Site {
-        let dir = TempDir::new("secrets");
-        let network = Network::create(dir.path(), setup).unwrap();
-        let broker = ChoriaBroker::start(Rules::of(&network));
-        Site { network, broker, _dir: dir }
-    }
-
     fn read(&self, name: &str) -> String {
         fs::read_to_string(self.network.path(name)).unwrap()
     }
 
     /// Healthy nodes, and some whose troubles are talked about.
-    fn fleet(&self) -> Fleet {
-        let fleet = self.network.fleet(&self.broker.url()).nodes(5).token(TOKEN);
+    fn troubled_fleet(&self) -> Fleet {
+        let fleet = self.fleet(5).token(TOKEN);
         fleet
             .broken("unprepared.example.net", Fault::ConfigureRefused)
             .broken("token.example.net", Fault::WrongToken)
@@ -103,9 +89,8 @@ impl Site {
             .start_quietly()
     }
 
-    fn daemon(&self) -> common::Builder {
-        Daemon::builder(&self.broker.url())
-            .network(&self.network)
+    fn curious_daemon(&self) -> common::Builder {
+        self.daemon()
             .set("token", TOKEN)
             // Where the original has it from, if the client file names a user.
             .env("MCOLLECTIVE_NATS_USERNAME", "provisioner")
@@ -116,7 +101,7 @@ impl Site {
     /// Lets a daemon go through good and bad times, and looks at all that comes out of it.
     fn run(&self, fleet: &Fleet, answer: impl Fn(&str) -> serde_json::Value) -> Seen {
         self.broker.change(|rules| rules.password = Some("another".to_owned()));
-        let builder = self.daemon();
+        let builder = self.curious_daemon();
         let answers = builder.dir().join("answers");
         fs::create_dir(&answers).unwrap();
         for node in fleet.iter().filter(|node| node.identity() != "unprepared.example.net") {

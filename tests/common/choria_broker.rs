@@ -19,13 +19,13 @@ use openssl::x509::store::X509StoreBuilder;
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use super::{SOON, within};
+use super::{Builder, Daemon, SOON, TempDir, within};
 use crate::fleet::certificates::Certified;
 use crate::fleet::issuer::{is_signed, read_token, read_token_of};
 use crate::fleet::keys::hex;
 use crate::fleet::network::{Network, PASSWORD, Setup, broker_of};
 use crate::fleet::socket::Socket;
-use crate::fleet::{Fleet, unix_now};
+use crate::fleet::{self, Fleet, unix_now};
 
 /// What a broker's own configuration says.
 #[derive(Clone)]
@@ -238,6 +238,33 @@ pub struct Login {
     pub is_proved: bool,
     /// The certificate that was shown.
     pub certificate: Option<X509>,
+}
+
+/// A secured network with its broker.
+pub struct Site {
+    pub network: Network,
+    pub broker: ChoriaBroker,
+    _dir: TempDir,
+}
+
+impl Site {
+    /// One that is secured so.
+    pub fn new(setup: Setup) -> Site {
+        let dir = TempDir::new("site");
+        let network = Network::create(dir.path(), setup).expect("the temporary folder is writable");
+        let broker = ChoriaBroker::start(Rules::of(&network));
+        Site { network, broker, _dir: dir }
+    }
+
+    /// A daemon that the broker lets in.
+    pub fn daemon(&self) -> Builder {
+        Daemon::builder(&self.broker.url()).network(&self.network)
+    }
+
+    /// As many nodes that the broker lets in.
+    pub fn fleet(&self, nodes: usize) -> fleet::Builder {
+        self.network.fleet(&self.broker.url()).nodes(nodes)
+    }
 }
 
 /// The broker; it hangs up on everybody when dropped.
