@@ -24,7 +24,10 @@ use fleet::Fleet;
 use fleet::fault::{Fault, parse_list};
 use fleet::network::{Network, Setup};
 use plot::{Curve, Panel};
-use rig::{Broker, COUNTS, Folder, Process, Settings, interrupted, say, text};
+use rig::{
+    Broker, COUNTS, Folder, LISTENS, Process, Settings, first_discovery, interrupted, median, say,
+    text,
+};
 
 /// Measures this daemon beside another one, and beside a loop that does nothing but send the requests.
 #[derive(FromArgs)]
@@ -89,17 +92,11 @@ struct Arguments {
 /// How often progress is looked at.
 const REFRESH: Duration = Duration::from_millis(20);
 
-/// How long a daemon may take to its first discovery.
-const START_MAX: Duration = Duration::from_secs(20);
-
 /// How long a daemon is left alone before its idle memory counts.
 const IDLE: Duration = Duration::from_secs(2);
 
 /// How often memory is noted over a run.
 const MEMORY_POINTS: f64 = 200.0;
-
-/// How long after the first discovery events go out: by then whoever is measured listens.
-const LISTENS: Duration = Duration::from_millis(300);
 
 fn main() -> ExitCode {
     let result = match bare::Arguments::of_process() {
@@ -617,19 +614,6 @@ impl Launch<'_> {
 /// Nodes that the queue holds when nothing is set.
 const QUEUE_DEFAULT: usize = 50_000;
 
-fn first_discovery(fleet: &Fleet, daemon: &Process) -> Result<Instant, String> {
-    let deadline = Instant::now() + START_MAX;
-    loop {
-        if let Some(at) = fleet.first_discovery() {
-            return Ok(at);
-        }
-        if !daemon.is_running() || Instant::now() > deadline {
-            return Err("the daemon sends no discovery request".to_owned());
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn log(folder: &Folder) -> String {
     fs::read_to_string(folder.path.join("daemon.log")).unwrap_or_default()
 }
@@ -709,16 +693,6 @@ fn spread(figures: &[f64]) -> String {
         .iter()
         .fold((f64::MAX, 0.0_f64), |(least, most), &figure| (least.min(figure), most.max(figure)));
     format!("{} ({} - {})", digits(median(figures)), digits(least), digits(most))
-}
-
-fn median(figures: &[f64]) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => sorted[len / 2],
-        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
-    }
 }
 
 /// What it is measured on.

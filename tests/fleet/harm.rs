@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use argh::FromArgs;
 use fleet::fault::Fault;
 use fleet::{Action, Fleet, Token};
-use rig::{Broker, Folder, Process, Settings, interrupted, say};
+use rig::{Broker, Folder, LISTENS, Process, Settings, first_discovery, interrupted, median, say};
 
 /// Measures how much slower good nodes are provisioned when broken ones are among them.
 #[derive(FromArgs)]
@@ -100,9 +100,6 @@ fn scenarios() -> [Scenario; 4] {
 /// How often progress is looked at.
 const REFRESH: Duration = Duration::from_millis(5);
 
-/// How long after its first discovery the daemon surely listens to events.
-const LISTENS: Duration = Duration::from_millis(300);
-
 fn main() -> ExitCode {
     match measure(&argh::from_env()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -133,7 +130,7 @@ fn measure(arguments: &Arguments) -> Result<bool, String> {
             without.push(rate(arguments, &scenario, good, 0)?);
             with.push(rate(arguments, &scenario, good, broken)?);
         }
-        let (without, with) = (median(without), median(with));
+        let (without, with) = (median(&without), median(&with));
         let share = with / without;
         reached &= share >= scenario.goal;
         say(&format!(
@@ -172,7 +169,7 @@ fn rate(
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
-    wait(&daemon, deadline, "no discovery", || fleet.first_discovery().is_some())?;
+    first_discovery(&fleet, &daemon)?;
     thread::sleep(LISTENS);
     let named = |with_fault: bool| -> Vec<String> {
         let chosen = fleet.iter().filter(|node| node.fault().is_some() == with_fault);
@@ -225,9 +222,4 @@ fn wait(
         thread::sleep(REFRESH);
     }
     Ok(())
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }

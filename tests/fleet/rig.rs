@@ -302,3 +302,34 @@ pub fn say(line: &str) {
 pub fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
+
+/// How long a daemon may take to its first discovery.
+const START_MAX: Duration = Duration::from_secs(20);
+
+/// How long after its first discovery a daemon surely listens to events.
+pub const LISTENS: Duration = Duration::from_millis(300);
+
+/// Waits for the first discovery request, and says when it came.
+pub fn first_discovery(fleet: &Fleet, daemon: &Process) -> Result<Instant, String> {
+    let deadline = Instant::now() + START_MAX;
+    loop {
+        if let Some(at) = fleet.first_discovery() {
+            return Ok(at);
+        }
+        if !daemon.is_running() || Instant::now() > deadline {
+            return Err("the daemon sends no discovery request".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The one in the middle, or between the two there; of none, no number.
+pub fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => sorted[len / 2],
+        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
+    }
+}
