@@ -24,6 +24,7 @@ use crate::config::report::Report;
 use crate::config::surroundings::Surroundings;
 use crate::config::{is_open_to_all, read_file, read_secret};
 use crate::jwt::{VerifyKey, VerifyKind, client};
+use crate::logging::chain;
 use crate::pki::x509;
 use crate::protocol::Identity;
 use crate::transport::tls::{self, Connector, Offer, Trust};
@@ -288,13 +289,7 @@ impl File {
     }
 
     fn unusable(&self, error: impl Error + 'static) -> Problem {
-        let mut text = error.to_string();
-        let mut next = error.source();
-        while let Some(error) = next {
-            text = format!("{text}: {error}");
-            next = error.source();
-        }
-        Problem { file: self.clone(), text, is_denied: false }
+        Problem { file: self.clone(), text: chain(&error), is_denied: false }
     }
 }
 

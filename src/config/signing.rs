@@ -17,6 +17,7 @@ use crate::config::{VerifyKeySource, is_open_to_all, read_secret};
 use crate::jwt::client;
 use crate::jwt::hex;
 use crate::jwt::server::{Issuer, IssuerError};
+use crate::logging::chain;
 
 /// Where the key and the token are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,13 +215,8 @@ impl SigningError {
         if let Fault::Unreadable(error) = &self.fault {
             report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
         }
-        let mut text = format!("{}: {}", self.setting, self.path.display());
-        let mut next = Some(self.cause());
-        while let Some(error) = next {
-            text = format!("{text}: {error}");
-            next = error.source();
-        }
-        report.error(line, text);
+        let (setting, path) = (self.setting, self.path.display());
+        report.error(line, format!("{setting}: {path}: {}", chain(self.cause())));
     }
 }
 
