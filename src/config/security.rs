@@ -462,16 +462,10 @@ impl Written {
     }
 
     fn file(&self, given: &Given<'_>, report: &mut Report) -> Option<X509Files> {
-        let mut demand = |setting: &'static str, what: &str| {
-            let file = self.path(setting, given);
-            if file.is_none() {
-                report.error(None, format!("{setting}: must be set, {what}"));
-            }
-            file
-        };
-        let certificate = demand(FILE_CERTIFICATE, "the path of our certificate");
-        let key = demand(FILE_KEY, "the path of our private key");
-        let ca = demand(FILE_CA, "the path of the authorities that issue brokers' certificates");
+        let mut demand = |setting, what| self.demand(setting, what, given, report);
+        let certificate = demand(FILE_CERTIFICATE, "our certificate");
+        let key = demand(FILE_KEY, "our private key");
+        let ca = demand(FILE_CA, "the authorities that issue brokers' certificates");
         let offer = self.offer(report);
         let legacy_names = self.is_on(LEGACY);
         Some(X509Files { certificate: certificate?, key: key?, ca: ca?, legacy_names, offer })
@@ -516,15 +510,9 @@ impl Written {
             }
         }
         self.check_issuers(report);
-        let mut demand = |setting: &'static str, what: &str| {
-            let file = self.path(setting, given);
-            if file.is_none() {
-                report.error(None, format!("{setting}: must be set, {what}"));
-            }
-            file
-        };
-        let token = demand(TOKEN, "the path of our client JWT");
-        let seed = demand(SEED, "the path of the seed that belongs to our client JWT");
+        let mut demand = |setting, what| self.demand(setting, what, given, report);
+        let token = demand(TOKEN, "our client JWT");
+        let seed = demand(SEED, "the seed that belongs to our client JWT");
         let ca = self.path(CA, given);
         if ca.is_none() {
             report.warn(
@@ -669,6 +657,21 @@ impl Written {
 
     fn is_on(&self, key: &str) -> bool {
         self.get(key).is_some_and(|(_, value)| boolean(value) == Some(true))
+    }
+
+    /// A file that we can't do without; `what` is in it.
+    fn demand(
+        &self,
+        setting: &'static str,
+        what: &str,
+        given: &Given<'_>,
+        report: &mut Report,
+    ) -> Option<File> {
+        let file = self.path(setting, given);
+        if file.is_none() {
+            report.error(None, format!("{setting}: must be set, the path of {what}"));
+        }
+        file
     }
 
     fn path(&self, setting: &'static str, given: &Given<'_>) -> Option<File> {
