@@ -206,13 +206,7 @@ pub struct Settings {
 /// [`Report`] with all errors of both, not the first only.
 pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<Settings, Report> {
     let mut report = Report::new(yaml.display().to_string());
-    let file = match read_file(yaml) {
-        Ok(bytes) => File::parse(&bytes, &mut report),
-        Err(error) => {
-            report.unreadable(&error);
-            None
-        }
-    };
+    let file = read_yaml(yaml, &mut report);
     // Whatever else is wrong with it, it says what kind of network it is for.
     let kind = file.as_ref().map(|file| (file.is_insecure(), file.password()));
     let config = file.and_then(|file| Config::check(file, &mut report));
@@ -246,14 +240,19 @@ pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<S
 /// [`Report`] if the file can't be read, or is no YAML of ours.
 pub fn admin_socket_of(path: &Path) -> Result<AdminSocket, Report> {
     let mut report = Report::new(path.display().to_string());
-    let file = match read_file(path) {
-        Ok(bytes) => File::parse(&bytes, &mut report),
+    let file = read_yaml(path, &mut report);
+    file.map(|file| admin_socket(file.admin_socket)).ok_or(report)
+}
+
+/// Reads the YAML at `path` as it is written; `None` only with an error.
+fn read_yaml(path: &Path, report: &mut Report) -> Option<File> {
+    match read_file(path) {
+        Ok(bytes) => File::parse(&bytes, report),
         Err(error) => {
             report.unreadable(&error);
             None
         }
-    };
-    file.map(|file| admin_socket(file.admin_socket)).ok_or(report)
+    }
 }
 
 impl Config {
