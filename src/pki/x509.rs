@@ -127,8 +127,7 @@ pub fn private_key(text: &str) -> Result<PKey<Private>, Error> {
     if let Ok(block) = pem::first_block(text)
         && !block.label.ends_with("PRIVATE KEY")
     {
-        let label: String = block.label.chars().take(40).collect();
-        return Err(Error::Key(format!("the PEM block is a {label:?}")));
+        return Err(no_key(block.label));
     }
     let key = tls_key(text)?;
     if key.id() != Id::RSA {
@@ -154,16 +153,20 @@ pub fn tls_key(text: &str) -> Result<PKey<Private>, Error> {
         return Err(Error::Encrypted);
     }
     let block = |text| pem::first_block(text).map_err(|error| Error::Key(error.to_string()));
-    let first = block(text)?;
-    let label: String = first.label.chars().take(40).collect();
-    let mut found = first;
+    let mut found = block(text)?;
+    let first = found.label;
     // Certificates may stand in the same file, and OpenSSL's tools write parameters before a key.
     while !found.label.ends_with("PRIVATE KEY") {
-        found =
-            block(found.after).map_err(|_| Error::Key(format!("the PEM block is a {label:?}")))?;
+        found = block(found.after).map_err(|_| no_key(first))?;
     }
     // PKCS#1, PKCS#8 or SEC 1, whatever the label says, as the original.
     PKey::private_key_from_der(&found.der).map_err(|error| Error::Key(error.to_string()))
+}
+
+/// That a PEM block is something else.
+fn no_key(label: &str) -> Error {
+    let label: String = label.chars().take(40).collect();
+    Error::Key(format!("the PEM block is a {label:?}"))
 }
 
 /// Why a certificate and a key don't sign requests.
