@@ -15,13 +15,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use serde::Serialize;
 use tiny_http::{HTTPVersion, Header, Method, Response, StatusCode};
@@ -29,12 +28,13 @@ use tiny_http::{HTTPVersion, Header, Method, Response, StatusCode};
 use crate::metrics::{self, Metrics};
 use crate::ops::page;
 use crate::ops::status::{Nodes, Readiness, Show, Status};
+use crate::ops::stop::{Stop, Stoppable};
 
 /// The monitor port, bound and not served yet.
 #[derive(Debug)]
 pub struct Monitor {
     listener: TcpListener,
-    stop: OwnedFd,
+    stop: Stop,
     address: SocketAddr,
 }
 
@@ -56,7 +56,7 @@ impl Monitor {
                 bound => bound,
             }?;
             listener.set_nonblocking(true)?;
-            let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+            let stop = Stop::new()?;
             let address = listener.local_addr()?;
             Ok(Monitor { listener, stop, address })
         };
@@ -83,21 +83,18 @@ impl Monitor {
         metrics: Arc<Metrics>,
         shown: Arc<dyn Show>,
     ) -> io::Result<Running> {
-        let stop = self.stop.try_clone()?;
         let door = Door {
             listener: self.listener,
-            stop: self.stop,
+            stop: self.stop.clone(),
             spare: spare(),
             closed_until: None,
             guests: Vec::new(),
             patience,
             pages: Pages { metrics, shown },
         };
-        let thread = thread::Builder::new()
-            .name("monitor".to_owned())
-            .stack_size(STACK)
-            .spawn(move || door.run())?;
-        Ok(Running { stop, thread: Some(thread), address: self.address })
+        let builder = thread::Builder::new().name("monitor".to_owned()).stack_size(STACK);
+        let thread = self.stop.spawn(builder, move || door.run())?;
+        Ok(Running { _thread: thread, address: self.address })
     }
 }
 
@@ -131,8 +128,7 @@ fn is_any(error: &io::Error, kinds: &[Errno]) -> bool {
 /// The monitor port being served; it is stopped when this is dropped.
 #[derive(Debug)]
 pub struct Running {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    _thread: Stoppable,
     address: SocketAddr,
 }
 
@@ -148,21 +144,10 @@ impl Running {
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // A counter that is only ever raised by one can't be full.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // A panic there has ended the process already, or is a test's own.
-            let _ = thread.join();
-        }
-    }
-}
-
 /// The thread: waits for all sockets at once and does what each of them allows.
 struct Door {
     listener: TcpListener,
-    stop: OwnedFd,
+    stop: Stop,
     /// A file descriptor to give up when there are no others, so that a connection can be accepted and closed:
     /// otherwise it would wait in the kernel, and wake us without end.
     spare: Option<File>,

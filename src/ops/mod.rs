@@ -8,4 +8,5 @@ pub mod http;
 pub mod page;
 pub mod socket;
 pub mod status;
+mod stop;
 pub mod text;

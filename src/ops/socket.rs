@@ -18,13 +18,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 
 use crate::ops::command::{Answer, Command, Obey};
+use crate::ops::stop::{Stop, Stoppable};
 
 /// Where the socket is if nothing else is said and the directory exists.
 pub const USUAL: &str = "/run/choria-provisioner/admin.sock";
@@ -61,7 +62,7 @@ const STACK: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    stop: OwnedFd,
+    stop: Stop,
     file: SocketFile,
 }
 
@@ -85,10 +86,9 @@ impl Socket {
     }
 
     fn serve_within(self, patience: Duration, operator: Arc<dyn Obey>) -> io::Result<Running> {
-        let stop = self.stop.try_clone()?;
         let door = Door {
             listener: self.listener,
-            stop: self.stop,
+            stop: self.stop.clone(),
             patience,
             operator,
             clients: Arc::default(),
@@ -96,8 +96,8 @@ impl Socket {
             next: 0,
         };
         let builder = thread::Builder::new().name("admin".to_owned()).stack_size(STACK);
-        let thread = builder.spawn(move || door.run())?;
-        Ok(Running { stop, thread: Some(thread), _file: self.file })
+        let thread = self.stop.spawn(builder, move || door.run())?;
+        Ok(Running { _thread: thread, _file: self.file })
     }
 }
 
@@ -132,8 +132,7 @@ fn bind(path: &Path) -> io::Result<Socket> {
     // Nobody can connect before it listens, so nobody slips in before this.
     fs::set_permissions(path, Permissions::from_mode(MODE))?;
     net::listen(&socket, BACKLOG)?;
-    let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-    Ok(Socket { listener: socket.into(), stop, file })
+    Ok(Socket { listener: socket.into(), stop: Stop::new()?, file })
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -201,26 +200,15 @@ impl Drop for SocketFile {
 /// The socket being served; closed with all its clients when this is dropped.
 #[derive(Debug)]
 pub struct Running {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    // Dropped first: as long as somebody listens, the file is there.
+    _thread: Stoppable,
     _file: SocketFile,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // A counter that is only ever raised by one can't be full.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // A panic there has ended the process already, or is a test's own.
-            let _ = thread.join();
-        }
-    }
 }
 
 /// The thread that lets clients in.
 struct Door {
     listener: UnixListener,
-    stop: OwnedFd,
+    stop: Stop,
     patience: Duration,
     operator: Arc<dyn Obey>,
     /// Those that are being served, to end them.
