@@ -29,13 +29,13 @@
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
 //! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
 //! * [`transport`]: the connection to the broker. [`dns`]: where brokers are, and who we are, when no file says so.
-//! * [`gate`]: every reason not to act. [`clock`]: what time it is. [`secret`]: what nobody may see. [`metrics`] and [`ops`]: what
-//!   operators see.
+//! * [`gate`]: every reason not to act. [`clock`]: what time it is. [`errors`]: errors in words. [`secret`]: what nobody may see.
+//! * [`metrics`] and [`ops`]: what operators see.
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
 //! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
 //! `config` reads into types of `helper` and `transport` and checks the site's tokens with `jwt`; below `fleet` only `node` and
-//! `logging` look at it. `secret` needs nothing. Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and
+//! `logging` look at it. `secret` and `errors` need nothing. Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and
 //! `protocol` signs with `pki`. `ops` reads what `fleet` knows when somebody asks, and `fleet` starts it.
 //!
 //! # What always holds
@@ -73,6 +73,7 @@ pub mod dns;
 pub mod transport;
 
 pub mod clock;
+pub mod errors;
 pub mod gate;
 pub mod metrics;
 pub mod ops;

@@ -125,17 +125,6 @@ impl Log {
     }
 }
 
-/// An error and all its causes, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
 fn open(path: &Path) -> Result<File, LogError> {
     let file = OpenOptions::new().append(true).create(true).open(path);
     file.map_err(|source| LogError::Open { path: path.to_path_buf(), source })
@@ -393,6 +382,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::errors::chain;
 
     const TIME: &str = "2026-06-15T12:00:00+02:00";
 

@@ -14,10 +14,10 @@ use crate::config::duration::words;
 use crate::config::file::At;
 use crate::config::report::Report;
 use crate::config::{VerifyKeySource, is_open_to_all, read_secret};
+use crate::errors::chain;
 use crate::jwt::client;
 use crate::jwt::hex;
 use crate::jwt::server::{Issuer, IssuerError};
-use crate::logging::chain;
 
 /// Where the key and the token are.
 #[derive(Debug, Clone, PartialEq, Eq)]

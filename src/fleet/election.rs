@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 
 use self::core::{Answer, Core, Input, Loss, Output, Role, Ticket};
 use crate::clock::BootTime;
+use crate::errors::chain;
 use crate::fleet::roster::{Queues, Roster};
 use crate::fleet::seldom::Seldom;
 use crate::gate::{Gate, Reason};
-use crate::logging::chain;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
 use crate::protocol::election::{self, Written};

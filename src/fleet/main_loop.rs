@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
 
+use crate::errors::chain;
 use crate::fleet::links::Links;
 use crate::fleet::threads::Threads;
 use crate::fleet::tokens::Tokens;
 use crate::gate::{Gate, Reason};
-use crate::logging::{Log, chain};
+use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::ops::audit;
 use crate::protocol::subject;

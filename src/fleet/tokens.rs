@@ -7,8 +7,8 @@ use crossbeam_channel::{Receiver, never, tick};
 use crate::clock::unix_time;
 use crate::config::security::{Problem, Security};
 use crate::config::signing::SigningFiles;
+use crate::errors::chain;
 use crate::fleet::seldom::Seldom;
-use crate::logging::chain;
 use crate::metrics::Metrics;
 
 /// How often we look at our own token when nobody needs it.

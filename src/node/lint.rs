@@ -34,6 +34,7 @@ use openssl::x509::{X509, X509Ref, X509Req, X509StoreContext};
 
 use super::claims::{self, Expiry, Warning};
 use crate::config::{Enrollment, Features};
+use crate::errors::chain;
 use crate::helper::Answer;
 use crate::pki::csr::Csr;
 use crate::pki::ecdh::{self, PrivateKey};
@@ -104,7 +105,7 @@ pub enum Severity {
 impl Finding {
     /// A private key that cannot be sent.
     pub fn of_key(error: &ecdh::Error) -> Finding {
-        Finding { severity: Severity::Error, text: with_causes(error) }
+        Finding { severity: Severity::Error, text: chain(error) }
     }
 
     /// A claim of the server JWT that will not be as wished.
@@ -562,18 +563,6 @@ fn check_size(answer: &Answer, known: &Known<'_>, findings: &mut Findings) {
             answer.certificate.len() + answer.ca.len(),
         ));
     }
-}
-
-/// An error and what caused it.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }
 
 /// Foreign text as a message shows it: bounded, and on one line.

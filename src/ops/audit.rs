@@ -20,9 +20,9 @@ use parking_lot::Mutex;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::errors::chain;
 use crate::fleet::seldom::Seldom;
 use crate::jwt::hex;
-use crate::logging::chain;
 use crate::metrics::Metrics;
 use crate::node::Facts;
 use crate::protocol::Identity;
