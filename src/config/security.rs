@@ -107,7 +107,8 @@ pub enum Signer {
 }
 
 impl Keys {
-    fn expires(&self) -> Option<i64> {
+    /// When the token we log in with expires, in seconds since 1970, if there is one and it does.
+    pub fn expires(&self) -> Option<i64> {
         match &self.signer {
             Signer::Token(credentials) => credentials.expires(),
             Signer::Nothing | Signer::X509(_) => None,
@@ -177,14 +178,6 @@ impl Security {
             report.warn(files.token.line, text);
         }
         keys
-    }
-
-    /// When the token we log in with expires, in seconds since 1970, if there is one that can be used at `now`.
-    pub fn expires(&self, now: i64) -> Option<i64> {
-        match self {
-            Security::Issuer(_) => self.read(now).ok()?.expires(),
-            Security::Off | Security::X509(_) => None,
-        }
     }
 
     /// What an operator has to know of a token that expires soon, at `expires`.

@@ -69,22 +69,29 @@ impl Keychain {
 
     /// Lets `rpc` sign with what is there now: a connection may outlive the keys it was made with, and nodes believe no
     /// token whose time is over. Another caller has to wait for the next connection. For the thread that calls [`Keychain::renew`].
+    /// The answer is when the token there expires, in seconds since 1970, if it does.
     ///
     /// # Errors
     ///
     /// [`Problem`] with one of the files; `rpc` goes on with the old keys.
-    pub fn refresh(&self, rpc: &Rpc) -> Result<(), Problem> {
-        let (_, codec) = self.read()?;
+    pub fn refresh(&self, rpc: &Rpc) -> Result<Option<i64>, Problem> {
+        let keys = self.security.read(unix_time())?;
+        let expires = keys.expires();
+        let (_, codec) = self.sort(keys);
         if codec.sender().caller == rpc.caller()
             && let Err(error) = rpc.renew(codec)
         {
             log::error!(component = COMPONENT; "Going on with the old keys: {error}");
         }
-        Ok(())
+        Ok(expires)
     }
 
     fn read(&self) -> Result<(Credentials, Codec), Problem> {
-        let Keys { tls, signer } = self.security.read(unix_time())?;
+        Ok(self.sort(self.security.read(unix_time())?))
+    }
+
+    /// What a connection needs, and what signs requests.
+    fn sort(&self, Keys { tls, signer }: Keys) -> (Credentials, Codec) {
         let sender = self.sender.clone();
         let (token, codec) = match signer {
             Signer::Nothing => (None, Codec::V1(v1::Codec::insecure(sender))),
@@ -101,7 +108,7 @@ impl Keychain {
                 (Some(Token { text, caller, sign }), Codec::V2(codec))
             }
         };
-        Ok((Credentials { user: self.user.clone(), token, tls }, codec))
+        (Credentials { user: self.user.clone(), token, tls }, codec)
     }
 }
 

@@ -227,7 +227,7 @@ mod tests {
                 link_changed,
                 renew: Box::new(|| {}),
                 announcement: Some(b"we are here".to_vec()),
-                tokens: Tokens::new(None, Security::Off, Box::new(|| Ok(()))),
+                tokens: Tokens::new(None, Security::Off, Box::new(|| Ok(None))),
                 audit: None,
             };
             Bench { main, memory, triggered }

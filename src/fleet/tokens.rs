@@ -30,8 +30,8 @@ pub struct Tokens {
     failed: Seldom,
 }
 
-/// Takes up renewed keys; fails with what is wrong with one of the files.
-pub type Refresh = Box<dyn Fn() -> Result<(), Problem>>;
+/// Takes up renewed keys and says when their token expires, if it does; fails with what is wrong with one of the files.
+pub type Refresh = Box<dyn Fn() -> Result<Option<i64>, Problem>>;
 
 impl Tokens {
     pub fn new(signing: Option<SigningFiles>, login: Security, refresh: Refresh) -> Tokens {
@@ -62,15 +62,18 @@ impl Tokens {
     }
 
     fn look_at_login(&mut self, metrics: &Metrics) {
-        if let Err(problem) = (self.refresh)()
-            && self.login_failed.now(Instant::now()).is_some()
-        {
-            log::error!(component = "provisioner"; "Going on with the keys of before, which nodes believe until they expire: {problem}");
-        }
-        let now = unix_time();
-        let Some(expires) = self.login.expires(now) else { return };
+        let expires = match (self.refresh)() {
+            Ok(expires) => expires,
+            Err(problem) => {
+                if self.login_failed.now(Instant::now()).is_some() {
+                    log::error!(component = "provisioner"; "Going on with the keys of before, which nodes believe until they expire: {problem}");
+                }
+                None
+            }
+        };
+        let Some(expires) = expires else { return };
         metrics.token_expires("login", expires);
-        if let Some(warning) = self.login.expiry_warning(expires, now)
+        if let Some(warning) = self.login.expiry_warning(expires, unix_time())
             && self.login_warned.now(Instant::now()).is_some()
         {
             log::warn!(component = "provisioner"; "{warning}");
@@ -106,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_token_that_we_only_log_in_with_is_looked_at_again() {
-        let tokens = |login| Tokens::new(None, login, Box::new(|| Ok(())));
+        let tokens = |login| Tokens::new(None, login, Box::new(|| Ok(None)));
         assert!(tokens(Security::Off).is_empty());
         assert!(!tokens(Security::Issuer(IssuerFiles::nowhere())).is_empty());
     }
