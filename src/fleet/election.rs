@@ -39,8 +39,6 @@ const OFFERS_MAX: usize = 16;
 const LOOK_FOR_IDLE: Duration = Duration::from_millis(50);
 /// How often it is logged that the election can't be held, while the reason is the same.
 const TROUBLE_LOG: Duration = Duration::from_secs(600);
-/// The status with which a broker says that nobody listens.
-const NO_RESPONDERS_STATUS: u16 = 503;
 
 /// What the thread works with.
 pub struct Setup {
@@ -329,7 +327,7 @@ impl Election {
 
     /// What a message answers to the request with `ticket`.
     fn read(&self, ticket: Ticket, message: &Message) -> Answer {
-        if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
+        if message.is_no_responders() {
             return Answer::NoResponders;
         }
         if self.asked_for_status == Some(ticket) {

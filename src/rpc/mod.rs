@@ -404,7 +404,7 @@ impl Shared {
         second: &mut Option<Second>,
         message: Message,
     ) {
-        let answer = if message.status == Some(NO_RESPONDERS_STATUS) && message.payload.is_empty() {
+        let answer = if message.is_no_responders() {
             Answer::NoResponders
         } else {
             Answer::Payload(message.payload)
@@ -457,9 +457,6 @@ impl fmt::Debug for Room {
         write!(f, "Room({} bytes)", self.bytes)
     }
 }
-
-/// The status with which a broker says that nobody listens.
-const NO_RESPONDERS_STATUS: u16 = 503;
 
 impl Registration {
     /// The request's id.

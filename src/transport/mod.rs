@@ -46,6 +46,16 @@ pub struct Message {
     pub payload: Vec<u8>,
 }
 
+impl Message {
+    /// Whether it is the broker's word that nobody listens where a request was sent.
+    pub fn is_no_responders(&self) -> bool {
+        self.status == Some(NO_RESPONDERS_STATUS) && self.payload.is_empty()
+    }
+}
+
+/// The status with which a broker says that nobody listens.
+const NO_RESPONDERS_STATUS: u16 = 503;
+
 /// One message to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Publish<'a> {
