@@ -6,26 +6,21 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
-use std::time::Duration;
 
 use fastrand::Rng;
 
 use crate::clock::BootTime;
 use crate::fleet::election::core::{Answer, Core, Input, Output, Ticket};
+use crate::fleet::simulation::broker::{Bucket, Request};
+use crate::fleet::simulation::network::{Network, PEACE};
+use crate::fleet::simulation::{LEADERLESS_MAX, MS, SECOND, Time, duration, micros};
 
 const SEEDS: u64 = 1_000;
-
-/// Microseconds.
-type Time = u64;
-const MS: Time = 1_000;
-const SECOND: Time = 1_000 * MS;
 
 /// How long trouble lasts.
 const TROUBLE: Time = 60 * SECOND;
 /// How long peace is watched.
 const CALM: Time = 5 * SECOND;
-/// In peace, the longest without a leader but for the key's life: a look for the bucket after a pause, and a win.
-const LEADERLESS_MAX: Time = 11 * SECOND;
 
 #[test]
 fn of_two_or_three_candidates_never_two_lead_and_one_does_in_peace() {
@@ -78,52 +73,12 @@ struct Simulation {
     events: BTreeMap<(Time, u64), Event>,
     serial: u64,
     bucket: Bucket,
+    /// The key that was handed over last, until somebody takes it.
+    offered: Option<u64>,
     daemons: Vec<Daemon>,
     is_calm: bool,
     seen: Seen,
 }
-
-/// The key as the broker keeps it.
-struct Bucket {
-    exists: bool,
-    ttl: Time,
-    last_number: u64,
-    /// Number and time of writing.
-    key: Option<(u64, Time)>,
-    offered: Option<u64>,
-}
-
-/// How bad the network is between one daemon and the broker.
-#[derive(Debug, Clone, Copy)]
-struct Network {
-    /// The usual way of a message takes at most this long.
-    usual: Time,
-    /// One in so many takes up to `slow_max`.
-    slow_one_in: u64,
-    slow_max: Time,
-    lost_one_in: u64,
-    doubled_one_in: u64,
-}
-
-impl Network {
-    fn new(rng: &mut Rng) -> Network {
-        Network {
-            usual: [5, 50, 400][rng.usize(..3)] * MS,
-            slow_one_in: rng.u64(3..60),
-            slow_max: [1, 2, 12][rng.usize(..3)] * SECOND,
-            lost_one_in: rng.u64(5..500),
-            doubled_one_in: rng.u64(10..500),
-        }
-    }
-}
-
-const PEACE: Network = Network {
-    usual: 20 * MS,
-    slow_one_in: u64::MAX,
-    slow_max: 1,
-    lost_one_in: u64::MAX,
-    doubled_one_in: u64::MAX,
-};
 
 struct Daemon {
     core: Core,
@@ -201,18 +156,11 @@ enum Event {
     End,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Request {
-    Status,
-    Write { expected: u64 },
-}
-
 impl Simulation {
     fn new(seed: u64, trace: bool) -> Simulation {
         let mut rng = Rng::with_seed(seed);
         let ttl = [4, 4, 5, 10][rng.usize(..4)] * SECOND;
-        let bucket =
-            Bucket { exists: rng.u8(..4) > 0, ttl, last_number: 0, key: None, offered: None };
+        let bucket = Bucket::new(ttl, rng.u8(..4) > 0);
         let candidates = rng.usize(2..4);
         let mut simulation = Simulation {
             seed,
@@ -222,13 +170,14 @@ impl Simulation {
             events: BTreeMap::new(),
             serial: 0,
             bucket,
+            offered: None,
             daemons: Vec::new(),
             is_calm: false,
             seen: Seen::default(),
         };
         for daemon in 0..candidates {
             let rate = simulation.rng.u64(980..=1_020);
-            let network = Network::new(&mut simulation.rng);
+            let network = Network::new(5..500, 10..500, &mut simulation.rng);
             let (now, rng) = (simulation.now, simulation.rng.fork());
             simulation.daemons.push(Daemon::new(rate, network, now, rng));
             simulation.after(5 * SECOND, Event::Start(daemon));
@@ -292,9 +241,13 @@ impl Simulation {
             }
             // What was sent over a connection that is gone may arrive, but its answer has nowhere to go.
             Event::Request { daemon, process, link, ticket, request } => {
-                if let Some(answer) = self.serve(request) {
-                    self.carry(daemon, Event::Answer { daemon, process, link, ticket, answer });
+                let answer = self.bucket.serve(request, self.now, self.is_calm, &mut self.rng);
+                let Some(answer) = answer else { return };
+                if let (Request::Write { expected }, Answer::Stored(_)) = (request, &answer) {
+                    let taken = self.offered.take_if(|offered| *offered == expected);
+                    self.seen.handovers += u64::from(taken.is_some());
                 }
+                self.carry(daemon, Event::Answer { daemon, process, link, ticket, answer });
             }
             Event::Answer { daemon, process, link, ticket, answer } => {
                 let to = &self.daemons[daemon];
@@ -328,18 +281,10 @@ impl Simulation {
                 self.bucket.exists = false;
                 self.after(10 * SECOND, Event::BucketComes);
             }
-            Event::BucketComes => {
-                if !self.bucket.exists {
-                    // Made anew, or from a copy that is not quite new: old numbers mean other keys.
-                    let former = self.bucket.last_number.saturating_sub(self.rng.u64(..6));
-                    let last_number = if self.rng.bool() { 0 } else { former };
-                    self.bucket = Bucket { exists: true, last_number, key: None, ..self.bucket };
-                }
-            }
+            Event::BucketComes => self.bucket.comes(&mut self.rng),
             Event::Purge => self.bucket.key = None,
             Event::ForeignWrite => {
-                self.bucket.last_number += 1;
-                self.bucket.key = Some((self.bucket.last_number, self.now));
+                self.bucket.write(self.now);
             }
             Event::Trouble => self.trouble(),
             Event::Calm => self.calm(),
@@ -349,32 +294,6 @@ impl Simulation {
                 self.after(SECOND, Event::MustLead);
             }
             Event::End => {}
-        }
-    }
-
-    fn serve(&mut self, request: Request) -> Option<Answer> {
-        let Bucket { exists, ttl, .. } = self.bucket;
-        self.bucket.key = self.bucket.key.filter(|(_, written)| self.now < written + ttl);
-        match request {
-            Request::Status if exists => Some(Answer::Usable(Duration::from_micros(ttl))),
-            Request::Status => Some(Answer::Unusable("stream not found".to_owned())),
-            // Old brokers say nothing.
-            Request::Write { .. } if !exists => self.rng.bool().then_some(Answer::NoResponders),
-            Request::Write { .. } if !self.is_calm && self.one_in(500) => {
-                Some(Answer::Failed("temporarily unavailable".to_owned()))
-            }
-            Request::Write { expected } => {
-                let number = self.bucket.key.map_or(0, |(number, _)| number);
-                if expected != number {
-                    return Some(Answer::Contended(format!("wrong last sequence: {number}")));
-                }
-                if self.bucket.offered.take_if(|offered| *offered == expected).is_some() {
-                    self.seen.handovers += 1;
-                }
-                self.bucket.last_number += 1;
-                self.bucket.key = Some((self.bucket.last_number, self.now));
-                Some(Answer::Stored(self.bucket.last_number))
-            }
         }
     }
 
@@ -474,7 +393,7 @@ impl Simulation {
             }
             Output::HandOver(number) => {
                 assert!(it.lease.is_none() && !it.has_term, "{self:?}: hands over what it uses");
-                self.bucket.offered = Some(number);
+                self.offered = Some(number);
                 for other in (0..self.daemons.len()).filter(|other| *other != daemon) {
                     self.carry(other, Event::Offer { daemon: other, number });
                 }
@@ -607,13 +526,12 @@ impl Daemon {
     }
 
     fn true_time(&self, time: BootTime) -> Time {
-        let micros = time.since(BootTime::after_boot(Duration::ZERO)).as_micros();
-        u64::try_from(micros).expect("the simulation is short") * 1_000 / self.rate
+        micros(time.since(BootTime::START)) * 1_000 / self.rate
     }
 }
 
 fn clock(rate: u64, now: Time) -> BootTime {
-    BootTime::after_boot(Duration::from_micros(now * rate / 1_000))
+    BootTime::after_boot(duration(now * rate / 1_000))
 }
 
 impl fmt::Debug for Simulation {

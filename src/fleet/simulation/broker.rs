@@ -33,8 +33,7 @@ pub enum Request {
 
 impl Brokers {
     pub fn new(count: usize, ttl: Time, exists: bool) -> Brokers {
-        let bucket = Bucket { exists, at: 0, ttl, last_number: 0, key: None };
-        Brokers { is_up: vec![true; count], cut_off: None, bucket }
+        Brokers { is_up: vec![true; count], cut_off: None, bucket: Bucket::new(ttl, exists) }
     }
 
     pub fn reaches(&self, from: usize, to: usize) -> bool {
@@ -58,6 +57,10 @@ impl Brokers {
 }
 
 impl Bucket {
+    pub fn new(ttl: Time, exists: bool) -> Bucket {
+        Bucket { exists, at: 0, ttl, last_number: 0, key: None }
+    }
+
     /// Answers a request, or not at all.
     pub fn serve(
         &mut self,

@@ -9,10 +9,8 @@ use crate::fleet::simulation::node::{DOWN_MAX, Kind, LOCK, THINKS_MAX};
 use crate::fleet::simulation::process::{Process, Sent, Sink};
 use crate::fleet::simulation::trouble::{OFF_MAX, SETTLED_AFTER};
 use crate::fleet::simulation::world::{Phase, RECONNECT_MAX, World};
-use crate::fleet::simulation::{MINUTE, SECOND, Time, duration, micros};
+use crate::fleet::simulation::{LEADERLESS_MAX, MINUTE, SECOND, Time, duration, micros};
 
-/// In peace, the longest without a leader but for the key's life: a look for the bucket after a pause, and a win.
-const LEADERLESS_MAX: Time = 11 * SECOND;
 /// From a restart of a daemon to its connection, and before it the end of the one before.
 const RESTART_MAX: Time = 45 * SECOND;
 /// The longest an attempt takes once its node has all the time in the world: `configure` was sent, the connection comes and

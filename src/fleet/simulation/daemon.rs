@@ -1,12 +1,13 @@
-//! A daemon's machine: its clocks, its way to the broker, and the process that runs on it.
+//! A daemon's machine: its clocks, and the process that runs on it.
 
 use std::time::Instant;
 
 use fastrand::Rng;
 
 use crate::clock::BootTime;
+use crate::fleet::simulation::network::Network;
 use crate::fleet::simulation::process::{Input, Process};
-use crate::fleet::simulation::{MS, SECOND, Time, duration, micros};
+use crate::fleet::simulation::{Time, duration, micros};
 
 /// One of our daemons, whichever process it is at the time.
 pub struct Daemon {
@@ -30,7 +31,7 @@ impl Daemon {
     pub fn new(rng: &mut Rng) -> Daemon {
         Daemon {
             clock: Clock::new(rng),
-            network: Network::new(rng),
+            network: Network::new(8..500, 10..300, rng),
             incarnation: 0,
             process: None,
             is_frozen: false,
@@ -102,35 +103,3 @@ impl Clock {
         (local + 1) * 1_000 / self.rate + 1
     }
 }
-
-/// How bad the way is between one daemon and its broker.
-#[derive(Debug, Clone, Copy)]
-pub struct Network {
-    /// The usual way of a message takes at most this long.
-    pub usual: Time,
-    /// One in so many takes up to `slow_max`.
-    pub slow_one_in: u64,
-    pub slow_max: Time,
-    pub lost_one_in: u64,
-    pub doubled_one_in: u64,
-}
-
-impl Network {
-    fn new(rng: &mut Rng) -> Network {
-        Network {
-            usual: [5, 50, 400][rng.usize(..3)] * MS,
-            slow_one_in: rng.u64(3..60),
-            slow_max: [1, 2, 12][rng.usize(..3)] * SECOND,
-            lost_one_in: rng.u64(8..500),
-            doubled_one_in: rng.u64(10..300),
-        }
-    }
-}
-
-pub const PEACE: Network = Network {
-    usual: 20 * MS,
-    slow_one_in: u64::MAX,
-    slow_max: 1,
-    lost_one_in: u64::MAX,
-    doubled_one_in: u64::MAX,
-};

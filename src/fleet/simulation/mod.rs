@@ -3,7 +3,7 @@
 //!
 //! Real are the decisions: registry, prober, permits, retries, rate limit, gate and election run as they are. Models are
 //! what is around them: the threads ([`process`], [`probes`], [`attempt`]), the network and the clocks ([`world`],
-//! [`daemon`]), brokers with the election's bucket ([`broker`]) and the nodes ([`node`]).
+//! [`network`], [`daemon`]), brokers with the election's bucket ([`broker`]) and the nodes ([`node`]).
 //!
 //! A time of [`trouble`] is followed by peace, in which every node that can be provisioned must be within a time that is
 //! computed for it; then all daemons drain. After every step the invariants of [`checks`] hold.
@@ -11,9 +11,10 @@
 //! `SIM_SEED=n cargo test --lib fleet::simulation -- --nocapture` replays one seed with a trace, `SIM_SEEDS=n` runs so many.
 
 mod attempt;
-mod broker;
+pub mod broker;
 mod checks;
 mod daemon;
+pub mod network;
 mod node;
 mod probes;
 mod process;
@@ -46,10 +47,13 @@ const SEEDS: u64 = 10_000;
 const FAILURES_MAX: usize = 8;
 
 /// Microseconds since the beginning.
-type Time = u64;
-const MS: Time = 1_000;
-const SECOND: Time = 1_000 * MS;
+pub type Time = u64;
+pub const MS: Time = 1_000;
+pub const SECOND: Time = 1_000 * MS;
 const MINUTE: Time = 60 * SECOND;
+
+/// In peace, the longest without a leader but for the key's life: a look for the bucket after a pause, and a win.
+pub const LEADERLESS_MAX: Time = 11 * SECOND;
 
 #[test]
 fn simulated_daemons_keep_every_invariant_and_provision_their_fleet() {
@@ -282,10 +286,10 @@ fn say(now: Time, what: &fmt::Arguments<'_>) {
     eprintln!("{:>12.6} {what}", now as f64 / SECOND as f64);
 }
 
-fn duration(time: Time) -> Duration {
+pub fn duration(time: Time) -> Duration {
     Duration::from_micros(time)
 }
 
-fn micros(duration: Duration) -> Time {
+pub fn micros(duration: Duration) -> Time {
     u64::try_from(duration.as_micros()).expect("the simulation is short")
 }
