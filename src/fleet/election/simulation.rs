@@ -4,7 +4,6 @@
 //! After every event: at most one of them leads. At the end trouble ceases, and one must.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::fmt;
 
 use fastrand::Rng;
@@ -13,7 +12,7 @@ use crate::clock::BootTime;
 use crate::fleet::election::core::{Answer, Core, Input, Output, Ticket};
 use crate::fleet::simulation::broker::{Bucket, Request};
 use crate::fleet::simulation::network::{Network, PEACE};
-use crate::fleet::simulation::{LEADERLESS_MAX, MS, SECOND, Time, duration, micros};
+use crate::fleet::simulation::{LEADERLESS_MAX, MS, SECOND, Time, duration, micros, seeds};
 
 const SEEDS: u64 = 1_000;
 
@@ -24,15 +23,9 @@ const CALM: Time = 5 * SECOND;
 
 #[test]
 fn of_two_or_three_candidates_never_two_lead_and_one_does_in_peace() {
-    if let Ok(seed) = env::var("ELECTION_SEED") {
-        Simulation::new(seed.parse().expect("ELECTION_SEED is a number"), true).run();
-        return;
-    }
-    let mut seen = Seen::default();
-    let seeds = env::var("ELECTION_SEEDS").map_or(SEEDS, |seeds| seeds.parse().expect("a number"));
-    for seed in 0..seeds {
-        seen.add(Simulation::new(seed, false).run());
-    }
+    let run = |seed, is_traced| Simulation::new(seed, is_traced).run();
+    let ran = seeds::run("ELECTION", "election::simulation", SEEDS, run, Seen::add);
+    let Some((seeds, seen)) = ran else { return };
     // A simulation in which nothing happens proves nothing.
     let Seen { terms, losses, handovers, regained, frozen_leaders } = seen;
     for (what, count) in [
@@ -56,7 +49,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, other: Seen) {
+    fn add(&mut self, other: &Seen) {
         self.terms += other.terms;
         self.losses += other.losses;
         self.handovers += other.handovers;

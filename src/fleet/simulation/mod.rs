@@ -18,19 +18,15 @@ pub mod network;
 mod node;
 mod probes;
 mod process;
+pub mod seeds;
 mod trouble;
 mod world;
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fmt;
-use std::panic;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use parking_lot::Mutex;
 
 use crate::clock::BootTime;
 use crate::fleet::prober;
@@ -43,8 +39,6 @@ use crate::protocol::Identity;
 use crate::rpc::actions::Action;
 
 const SEEDS: u64 = 10_000;
-/// So many that fail are enough to look at.
-const FAILURES_MAX: usize = 8;
 
 /// Microseconds since the beginning.
 pub type Time = u64;
@@ -57,42 +51,10 @@ pub const LEADERLESS_MAX: Time = 11 * SECOND;
 
 #[test]
 fn simulated_daemons_keep_every_invariant_and_provision_their_fleet() {
-    if let Ok(seed) = env::var("SIM_SEED") {
-        World::new(seed.parse().expect("SIM_SEED is a number"), true).run();
+    let run = |seed, is_traced| World::new(seed, is_traced).run();
+    let Some((seeds, seen)) = seeds::run("SIM", "fleet::simulation", SEEDS, run, Seen::add) else {
         return;
-    }
-    let seeds = env::var("SIM_SEEDS").map_or(SEEDS, |n| n.parse().expect("SIM_SEEDS is a number"));
-    // The machine's cores share the seeds.
-    let threads = thread::available_parallelism().map_or(2, |cores| cores.get());
-    let next = AtomicU64::new(0);
-    let failed = Mutex::new(Vec::new());
-    let work = || {
-        let mut seen = Seen::default();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds || failed.lock().len() >= FAILURES_MAX {
-                return seen;
-            }
-            match panic::catch_unwind(|| World::new(seed, false).run()) {
-                Ok(more) => seen.add(&more),
-                Err(_) => failed.lock().push(seed),
-            }
-        }
     };
-    let mut seen = Seen::default();
-    thread::scope(|scope| {
-        let runs: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for run in runs {
-            seen.add(&run.join().expect("panics are caught"));
-        }
-    });
-    let failed = failed.into_inner();
-    let command = "cargo test --lib fleet::simulation -- --nocapture";
-    assert!(
-        failed.is_empty(),
-        "seeds {failed:?} failed; replay one with: SIM_SEED={} {command}",
-        failed[0]
-    );
     eprintln!("{seeds} seeds, {} steps, {} nodes provisioned", seen.steps, seen.provisioned);
     if seeds >= SEEDS {
         seen.check_that_all_happened();
