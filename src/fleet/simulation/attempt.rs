@@ -260,10 +260,7 @@ impl Attempt {
             self.held = None;
             return self.judge(heard, us, scene);
         }
-        if self.is_late(scene.mono) {
-            return Err(Wrong::Deadline);
-        }
-        Ok(Next::Wait)
+        self.wait(scene.mono)
     }
 
     fn pass_gate(&mut self, us: &mut Process, scene: &mut Scene<'_>) -> Result<Next, Wrong> {
@@ -387,7 +384,7 @@ impl Attempt {
             };
             return self.failed(failure, wrong, us, scene);
         }
-        if self.is_late(now) { Err(Wrong::Deadline) } else { Ok(Next::Wait) }
+        self.wait(now)
     }
 
     fn pause(
@@ -409,7 +406,7 @@ impl Attempt {
             self.state = State::AtGate;
             return Ok(Next::GoOn);
         }
-        if self.is_late(scene.mono) { Err(Wrong::Deadline) } else { Ok(Next::Wait) }
+        self.wait(scene.mono)
     }
 
     /// What an arrival is, whatever call it belongs to.
@@ -581,6 +578,11 @@ impl Attempt {
         !may_have_left && us.link != self.link && us.gate.just_reconnected(now)
     }
 
+    /// There is nothing to do now, or never any more.
+    fn wait(&self, now: Instant) -> Result<Next, Wrong> {
+        if self.is_late(now) { Err(Wrong::Deadline) } else { Ok(Next::Wait) }
+    }
+
     fn is_late(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
@@ -613,21 +615,19 @@ impl Attempt {
             _ => {}
         }
         let is_stopping = |reason| matches!(reason, Reason::Disconnected | Reason::Standby);
-        let is_stopped = |wrong| matches!(wrong, Wrong::Lost | Wrong::Unsent);
+        // Of one whose time went by while the broker or the node was away, that is what went wrong.
+        let wrong = match (wrong, self.call.last) {
+            (Wrong::Deadline, _) if us.gate.reasons(scene.boot).any(is_stopping) => Wrong::Lost,
+            (Wrong::Deadline, Some(last @ (Wrong::Lost | Wrong::Unsent | Wrong::Unreachable))) => {
+                last
+            }
+            _ => wrong,
+        };
         match wrong {
             Wrong::Contradicted => (Outcome::Refused, "contradicted"),
             Wrong::Stopped(closed) => (Outcome::Stopped(closed), ""),
             Wrong::Unreachable => (Outcome::Unreachable, "no responders"),
-            wrong if is_stopped(wrong) => (Outcome::Stopped(Closed::Deadline), ""),
-            Wrong::Deadline if us.gate.reasons(scene.boot).any(is_stopping) => {
-                (Outcome::Stopped(Closed::Deadline), "")
-            }
-            Wrong::Deadline if self.call.last.is_some_and(is_stopped) => {
-                (Outcome::Stopped(Closed::Deadline), "")
-            }
-            Wrong::Deadline if self.call.last == Some(Wrong::Unreachable) => {
-                (Outcome::Unreachable, "no responders")
-            }
+            Wrong::Lost | Wrong::Unsent => (Outcome::Stopped(Closed::Deadline), ""),
             Wrong::Silent | Wrong::GivenUp | Wrong::Deadline => {
                 let outcome = match self.action() {
                     Action::Inventory if self.step != Step::Helper => Outcome::Unreachable,
@@ -640,7 +640,7 @@ impl Attempt {
             Wrong::Said(Says::NotProvisioning) => {
                 (Outcome::NotProvisioning, "not in provisioning mode")
             }
-            Wrong::Said(_) | Wrong::Lost | Wrong::Unsent => (Outcome::Failed, "refused"),
+            Wrong::Said(_) => (Outcome::Failed, "refused"),
         }
     }
 
