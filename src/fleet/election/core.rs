@@ -645,6 +645,14 @@ mod tests {
             bench
         }
 
+        /// The same half a second later, when its next write has just been sent.
+        fn leader_that_writes() -> (Bench, Ticket) {
+            let mut bench = Bench::leader();
+            bench.pass(500);
+            let (ticket, _) = bench.writes(Input::Time);
+            (bench, ticket)
+        }
+
         fn pass(&mut self, ms: u64) {
             self.now += ms;
         }
@@ -763,9 +771,7 @@ mod tests {
 
     #[test]
     fn a_leader_whose_write_is_refused_has_lost_at_once_and_is_a_candidate() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         let (out, ticket, expected) = bench.does_and_writes(contended(ticket));
         assert_eq!((out, expected), (vec![lost("wrong last sequence: 7")], 0));
         assert_eq!(bench.step(contended(ticket)), []);
@@ -774,9 +780,7 @@ mod tests {
 
     #[test]
     fn a_leader_whose_write_fails_for_another_reason_has_lost_and_tries_its_number() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         let failed = Answer::Failed("no space (error 10047)".to_owned());
         assert_eq!(bench.step(Input::Answer(ticket, failed)), [lost("no space (error 10047)")]);
         assert_eq!(bench.core.trouble(), Some("no space (error 10047)"));
@@ -789,9 +793,7 @@ mod tests {
 
     #[test]
     fn a_leader_without_an_answer_has_lost_after_two_seconds_and_asks_whether_the_key_is_its_own() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        bench.writes(Input::Time);
+        let (mut bench, _) = Bench::leader_that_writes();
         bench.pass(1_999);
         assert_eq!(bench.step(Input::Time), []);
         assert_eq!(bench.role(), Role::Confirming, "the lease is over long before");
@@ -805,16 +807,12 @@ mod tests {
 
     #[test]
     fn the_answer_that_comes_too_late_says_which_number_the_key_has() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         // The process stood still: the answer is there before the time is looked at.
         bench.pass(20_000);
         let out = bench.step(stored(ticket, 10));
         assert_eq!(out, [lost("the broker did not answer within 2s")]);
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         bench.pass(2_500);
         assert_eq!(bench.step(Input::Time).len(), 1);
         assert_eq!(bench.step(stored(ticket, 10)), []);
@@ -824,9 +822,7 @@ mod tests {
 
     #[test]
     fn a_number_that_turns_up_while_the_former_one_is_tried_is_tried_next() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (late, _) = bench.writes(Input::Time);
+        let (mut bench, late) = Bench::leader_that_writes();
         bench.pass(2_000);
         bench.step(Input::Time);
         let (_, out) = bench.wait();
@@ -869,9 +865,7 @@ mod tests {
 
     #[test]
     fn a_request_that_can_not_be_sent_is_a_lost_connection() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         assert_eq!(bench.step(Input::Unsent(ticket)), [Output::Lapse]);
         let (waited, out) = bench.wait();
         assert!(matches!(out[..], [Output::Write { expected: 9, .. }]), "{out:?}");
@@ -880,9 +874,7 @@ mod tests {
 
     #[test]
     fn a_broker_without_streams_is_asked_for_the_key_until_it_must_have_died() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (mut ticket, _) = bench.writes(Input::Time);
+        let (mut bench, mut ticket) = Bench::leader_that_writes();
         assert_eq!(bench.step(Input::Answer(ticket, Answer::NoResponders)), [Output::Lapse]);
         let stopped = bench.now;
         let out = loop {
@@ -901,9 +893,7 @@ mod tests {
 
     #[test]
     fn a_lease_that_ends_before_its_confirmation_comes_is_confirmed_like_a_new_one() {
-        let mut bench = Bench::leader();
-        bench.pass(500);
-        let (ticket, _) = bench.writes(Input::Time);
+        let (mut bench, ticket) = Bench::leader_that_writes();
         bench.pass(1_100);
         assert_eq!(bench.role(), Role::Confirming);
         let (out, mut ticket, mut expected) = bench.does_and_writes(stored(ticket, 10));
