@@ -10,6 +10,7 @@ pub mod core;
 #[cfg(test)]
 mod simulation;
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -113,7 +114,6 @@ pub struct Election {
     is_paused: bool,
     /// The question for the bucket, if that was the last.
     asked_for_status: Option<Ticket>,
-    trouble: Option<String>,
     trouble_log: Seldom,
 }
 
@@ -160,7 +160,6 @@ impl Election {
             connection: None,
             is_paused: false,
             asked_for_status: None,
-            trouble: None,
             trouble_log: Seldom::every(TROUBLE_LOG),
         })
     }
@@ -363,7 +362,9 @@ impl Election {
     /// Lets others see what has changed, and says what goes wrong.
     fn show(&mut self) {
         let trouble = self.core.trouble().map(str::to_owned);
-        let is_news = trouble != self.trouble;
+        let shown = (self.core.role(BootTime::now()), trouble.clone());
+        let (_, before) = mem::replace(&mut *self.setup.view.shown.lock(), shown);
+        let is_news = trouble != before;
         if let Some(why) = &trouble {
             let now = Instant::now();
             if is_news {
@@ -375,8 +376,6 @@ impl Election {
         } else if is_news {
             log::info!(component = "election"; "The election can be held");
         }
-        *self.setup.view.shown.lock() = (self.core.role(BootTime::now()), trouble.clone());
-        self.trouble = trouble;
     }
 }
 
