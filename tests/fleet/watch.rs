@@ -1,6 +1,6 @@
 //! Looks at every request and notes what a correct provisioner never does.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use openssl::x509::X509;
 use parking_lot::Mutex;
@@ -30,6 +30,18 @@ pub struct Watch {
     protocol: Protocol,
     trust: Trust,
     notes: Mutex<Notes>,
+    /// The tokens that were found good, each with whose it is.
+    tokens: Mutex<HashMap<String, Bearer>>,
+}
+
+/// Who shows a token, in whose name it may be shown, and until when.
+#[derive(Debug, Clone)]
+struct Bearer {
+    caller: String,
+    /// In hex.
+    public_key: String,
+    /// In Unix seconds.
+    expires: i64,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +60,7 @@ impl Watch {
     /// Allows this many different senders, whom `trust` vouches for.
     pub fn new(provisioners: usize, protocol: Protocol, trust: Trust) -> Watch {
         let notes = Mutex::new(Notes { provisioners, ..Notes::default() });
-        Watch { protocol, trust, notes }
+        Watch { protocol, trust, notes, tokens: Mutex::default() }
     }
 
     /// What was noted so far.
@@ -149,15 +161,33 @@ impl Watch {
                 authority::check_request(authority, proof, caller, now).err()
             }
             Trust::Issuer(issuer) => {
-                let claims = match check_client_jwt(issuer, &proof.credential, caller, now) {
-                    Ok(claims) => claims,
+                let key = match self.bearer(issuer, &proof.credential, caller, now) {
+                    Ok(bearer) => bearer.public_key,
                     Err(why) => return Some(format!("the token of {caller}: {why}")),
                 };
-                let key = claims["public_key"].as_str().unwrap_or_default();
-                let is_good = is_signed(key, &proof.signed, &keys::hex(&proof.signature));
+                let is_good = is_signed(&key, &proof.signed, &keys::hex(&proof.signature));
                 (!is_good).then(|| "the signature is invalid".to_owned())
             }
         }
+    }
+
+    /// Who shows `token`. One that was found good is not verified again: thousands of nodes, each of which would look for
+    /// itself, share one machine with whoever is measured.
+    fn bearer(&self, issuer: &str, token: &str, caller: &str, now: i64) -> Result<Bearer, String> {
+        let mut tokens = self.tokens.lock();
+        if let Some(known) = tokens.get(token) {
+            if known.caller == caller && now < known.expires {
+                return Ok(known.clone());
+            }
+        }
+        let claims = check_client_jwt(issuer, token, caller, now)?;
+        let bearer = Bearer {
+            caller: caller.to_owned(),
+            public_key: claims["public_key"].as_str().unwrap_or_default().to_owned(),
+            expires: claims["exp"].as_i64().unwrap_or_default(),
+        };
+        tokens.insert(token.to_owned(), bearer.clone());
+        Ok(bearer)
     }
 }
 
