@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
 
+use crate::clock::unix_time;
 use crate::errors::chain;
+use crate::fleet::Shared;
+use crate::fleet::cluster::Candidate;
 use crate::fleet::links::Links;
 use crate::fleet::threads::Threads;
 use crate::fleet::tokens::Tokens;
@@ -14,7 +17,7 @@ use crate::gate::{Gate, Reason};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::ops::audit;
-use crate::protocol::subject;
+use crate::protocol::{self, lifecycle, subject};
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::Connection;
 use crate::transport::{Link, Publish, Transport};
@@ -42,13 +45,6 @@ pub struct MainLoop {
     pub audit: Option<audit::Running>,
 }
 
-/// The thread that campaigns: it ends after all others.
-pub struct Candidate {
-    /// Dropped when no node is in hand any more and none will be.
-    pub busy: Sender<Never>,
-    pub thread: Threads,
-}
-
 /// Why the main thread looks no longer after what comes up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -61,6 +57,34 @@ enum End {
 }
 
 impl MainLoop {
+    /// Ready to serve; `version` is ours, for our startup event.
+    pub fn new(shared: &Shared, version: &str, audit: Option<audit::Running>) -> MainLoop {
+        let access = &shared.access;
+        let (rpc, keychain) = (access.rpc.clone(), access.keychain.clone());
+        let renew = move || keychain.renew(&rpc);
+        let (rpc, keychain) = (access.rpc.clone(), access.keychain.clone());
+        let refresh = move || keychain.refresh(&rpc);
+        let (signing, security) = (shared.config.signing.clone(), shared.choria.security.clone());
+        MainLoop {
+            gate: access.gate.clone(),
+            metrics: shared.metrics.clone(),
+            transport: access.transport.clone(),
+            trigger: shared.discover.clone(),
+            links: access.links.clone(),
+            link_changed: access.link_changed.clone(),
+            gate_changed: access.gate.watch(),
+            renew: Box::new(renew),
+            announcement: Some(lifecycle::startup_event(
+                &shared.choria.identity,
+                version,
+                &protocol::event_id(),
+                unix_time(),
+            )),
+            tokens: Tokens::new(signing, security, Box::new(refresh)),
+            audit,
+        }
+    }
+
     /// Opens and closes the gate until the drain begins.
     pub fn serve(&mut self, signals: &Signals, log: &Log) {
         self.measure();

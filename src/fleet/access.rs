@@ -1,0 +1,97 @@
+//! Our access to the nodes: the connection to the broker, the keys it is made with, and requests over it.
+//!
+//! All that somebody needs who asks nodes and provisions none.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+
+use crate::config::choria::ChoriaConfig;
+use crate::fleet::RunError;
+use crate::fleet::keychain::Keychain;
+use crate::fleet::links::Links;
+use crate::gate::Gate;
+use crate::metrics::Metrics;
+use crate::ops::status::Uplink;
+use crate::protocol::RequestId;
+use crate::rpc::Rpc;
+use crate::transport::Transport;
+use crate::transport::connection::{Connection, Options};
+
+/// The connection and what stands on it. The gate is closed until somebody opens it, see [`Links::open`].
+pub struct Access {
+    /// Every reason not to act, at first that we are not connected.
+    pub gate: Arc<Gate>,
+    /// The connection, to close it.
+    pub connection: Arc<Connection>,
+    /// The connection, to send and to hear.
+    pub transport: Arc<dyn Transport>,
+    /// Requests to nodes.
+    pub rpc: Arc<Rpc>,
+    /// This process among all that ever had its name.
+    pub instance: RequestId,
+    /// Reads our keys.
+    pub keychain: Arc<Keychain>,
+    /// How the connection came and went.
+    pub links: Arc<Links>,
+    /// A message when it did.
+    pub link_changed: Receiver<()>,
+    /// The same for people.
+    pub uplink: Arc<Uplink>,
+}
+
+impl Access {
+    /// Begins to connect, and returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`] if our keys can't be used, or the system refuses us what we need.
+    pub fn open(choria: &ChoriaConfig, metrics: &Arc<Metrics>) -> Result<Access, RunError> {
+        let gate = Arc::new(Gate::new());
+        metrics.lease_from({
+            let lease = gate.lease();
+            move || lease.left()
+        });
+        let (links, link_changed) = Links::new(gate.clone());
+        let uplink = Arc::new(Uplink::new());
+        let (keychain, codec) = Keychain::open(choria).map_err(RunError::Keys)?;
+        let options = Options {
+            credentials: Box::new({
+                let keychain = keychain.clone();
+                move || keychain.credentials()
+            }),
+            connect_timeout: choria.connect_timeout,
+            on_link: Box::new({
+                let (links, uplink) = (links.clone(), uplink.clone());
+                move |link| {
+                    uplink.put(&link);
+                    links.put(link);
+                }
+            }),
+            ..Options::new(choria.brokers.clone(), &choria.connection_name, metrics.clone())
+        };
+        let connection = Connection::start(options).map_err(RunError::Connection)?;
+        let transport: Arc<dyn Transport> = connection.clone();
+        let instance = RequestId::random();
+        let rpc = Rpc::start(
+            transport.clone(),
+            gate.lease(),
+            codec,
+            instance.as_str(),
+            choria.ttl_secs,
+            metrics.clone(),
+        )
+        .map_err(RunError::Rpc)?;
+        Ok(Access {
+            gate,
+            connection,
+            transport,
+            rpc,
+            instance,
+            keychain,
+            links,
+            link_changed,
+            uplink,
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! The way of a node through the daemon, thread by thread: listener and discoverer find it, the prober asks it, a worker
+//! provisions it, the finisher writes down what became of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::fleet::discoverer::{self, Discoverer, LastSuccess};
+use crate::fleet::finisher::{Done, Finisher};
+use crate::fleet::listener::Listener;
+use crate::fleet::prober::{self, Prober};
+use crate::fleet::registry::Key;
+use crate::fleet::roster::Queues;
+use crate::fleet::threads::Threads;
+use crate::fleet::worker::Workers;
+use crate::fleet::worker::desks::Desks;
+use crate::fleet::worker::rate::RateLimit;
+use crate::fleet::{RunError, Shared};
+use crate::node;
+use crate::ops::audit::{self, Audit, AuditFile};
+use crate::ops::history::History;
+use crate::protocol::subject;
+
+/// Outcomes on their way to the finisher; prober and workers wait when there are more. Memory is taken for all of them.
+const DONE_MAX: usize = 256;
+
+/// Its threads, and what can be seen of them.
+pub struct Pipeline {
+    pub threads: Threads,
+    /// Who works on what.
+    pub desks: Arc<Desks>,
+    /// What became of nodes.
+    pub history: Arc<History>,
+    /// When the fleet was last asked.
+    pub last_discovery: Arc<LastSuccess>,
+    /// Writes outcomes down for good; ends when `threads` have ended and all is written.
+    pub audit: Option<audit::Running>,
+}
+
+impl Pipeline {
+    /// Starts all threads. `triggered` has a message when a discovery is wanted.
+    pub fn start(
+        shared: &Shared,
+        queues: Queues,
+        triggered: Receiver<()>,
+        audit: Option<AuditFile>,
+    ) -> Result<Pipeline, RunError> {
+        let (done_tx, done) = bounded(DONE_MAX);
+        let (again_tx, again) = bounded(prober::AGAIN_MAX);
+        let desks = Arc::new(Desks::default());
+        let history = Arc::new(History::new(Instant::now()));
+        let last_discovery = Arc::new(LastSuccess::new());
+
+        let listener = listener(shared, again_tx)?;
+        let discoverer = discoverer(shared, triggered, last_discovery.clone());
+        let prober = prober(shared, queues, again, done_tx, desks.clone())?;
+        let (audit, audit_running) = start_audit(shared, audit)?;
+        let finisher = Finisher {
+            done,
+            roster: shared.roster.clone(),
+            gate: shared.access.gate.clone(),
+            metrics: shared.metrics.clone(),
+            history: history.clone(),
+            audit,
+        };
+
+        let mut threads = Threads::new();
+        threads.start("listener", move || listener.run())?;
+        threads.start("discoverer", move || discoverer.run())?;
+        threads.start("prober", move || prober.run())?;
+        threads.start("finisher", move || finisher.run())?;
+        Ok(Pipeline { threads, desks, history, last_discovery, audit: audit_running })
+    }
+}
+
+fn listener(shared: &Shared, again: Sender<Key>) -> Result<Listener, RunError> {
+    let component = &shared.config.lifecycle_component;
+    let events = subject::startup_events(component).map_err(RunError::Component)?;
+    Ok(Listener::subscribe(
+        shared.access.transport.as_ref(),
+        &events,
+        shared.roster.clone(),
+        shared.access.gate.clone(),
+        shared.metrics.clone(),
+        again,
+        shared.drain.clone(),
+    ))
+}
+
+fn discoverer(shared: &Shared, trigger: Receiver<()>, last: Arc<LastSuccess>) -> Discoverer {
+    Discoverer::new(discoverer::Setup {
+        rpc: shared.access.rpc.clone(),
+        roster: shared.roster.clone(),
+        gate: shared.access.gate.clone(),
+        metrics: shared.metrics.clone(),
+        interval: shared.config.interval,
+        window: shared.choria.discovery_timeout,
+        trigger,
+        stop: shared.drain.clone(),
+        last,
+    })
+}
+
+/// The prober with its workers.
+fn prober(
+    shared: &Shared,
+    queues: Queues,
+    again: Receiver<Key>,
+    done: Sender<Done>,
+    desks: Arc<Desks>,
+) -> Result<Prober, RunError> {
+    let config = &shared.config;
+    let (freed_tx, freed) = bounded(1);
+    let workers = Workers::start(
+        config.workers,
+        context(shared),
+        shared.abort.clone(),
+        done.clone(),
+        freed_tx,
+        shared.metrics.clone(),
+        desks,
+    )
+    .map_err(|error| RunError::Thread { name: "worker-1", error })?;
+    Ok(Prober::new(prober::Setup {
+        rpc: shared.access.rpc.clone(),
+        roster: shared.roster.clone(),
+        gate: shared.access.gate.clone(),
+        metrics: shared.metrics.clone(),
+        queues,
+        again,
+        freed,
+        done,
+        workers,
+        rate: RateLimit::new(config.rate_limit),
+        limits: prober::core::Limits {
+            quick_max: (config.workers * prober::QUICK_PER_WORKER).max(prober::QUICK_MIN),
+            silent_max: config.probe_window,
+            timeout: config.probe_timeout,
+            held_bytes_max: prober::HELD_BYTES_MAX,
+        },
+        node_timeout: config.node_timeout,
+        stop: shared.drain.clone(),
+    }))
+}
+
+/// What workers provision nodes with.
+fn context(shared: &Shared) -> Arc<node::Context> {
+    Arc::new(node::Context {
+        rpc: shared.access.rpc.clone(),
+        helper: shared.helper.clone(),
+        gate: shared.access.gate.clone(),
+        metrics: shared.metrics.clone(),
+        config: shared.config.clone(),
+        last_key: Default::default(),
+        discovery_timeout: shared.choria.discovery_timeout,
+        abort: shared.abort.clone(),
+    })
+}
+
+fn start_audit(
+    shared: &Shared,
+    file: Option<AuditFile>,
+) -> Result<(Option<Audit>, Option<audit::Running>), RunError> {
+    let Some(file) = file else { return Ok((None, None)) };
+    let (audit, running) = file
+        .start(shared.access.instance.as_str(), shared.metrics.clone())
+        .map_err(|error| RunError::Thread { name: "audit", error })?;
+    Ok((Some(audit), Some(running)))
+}

@@ -1,0 +1,83 @@
+//! What operators see of us and give us their commands through: the monitor port and the admin socket.
+
+use std::sync::Arc;
+
+use crate::fleet::election::View;
+use crate::fleet::pipeline::Pipeline;
+use crate::fleet::{RunError, Shared};
+use crate::ops::command::Operator;
+use crate::ops::http::{self, Monitor};
+use crate::ops::socket::{self, Socket};
+use crate::ops::status::{Observer, Sources};
+
+/// Each is served on threads of its own, if there is one.
+pub struct Surfaces {
+    admin: Option<socket::Running>,
+    monitor: Option<http::Running>,
+}
+
+impl Surfaces {
+    /// Serves what has been bound.
+    pub fn serve(
+        shared: &Shared,
+        observer: &Arc<Observer>,
+        monitor: Option<Monitor>,
+        admin: Option<Socket>,
+    ) -> Result<Surfaces, RunError> {
+        let serve = |monitor: Monitor| {
+            let serving = monitor.serve(shared.metrics.clone(), observer.clone());
+            serving.map_err(|error| RunError::Thread { name: "monitor", error })
+        };
+        let monitor = monitor.map(serve).transpose()?;
+        let serve = |socket: Socket| {
+            let operator = Operator {
+                shown: observer.clone(),
+                gate: shared.access.gate.clone(),
+                roster: shared.roster.clone(),
+                discover: shared.discover.clone(),
+            };
+            let serving = socket.serve(Arc::new(operator));
+            serving.map_err(|error| RunError::Thread { name: "admin", error })
+        };
+        let admin = admin.map(serve).transpose()?;
+        Ok(Surfaces { admin, monitor })
+    }
+
+    /// Lets go whoever is being served.
+    pub fn close(self) {
+        drop(self.admin);
+        if let Some(monitor) = self.monitor {
+            monitor.stop();
+        }
+    }
+}
+
+/// Sees all that we are doing.
+pub fn observer(
+    shared: &Shared,
+    pipeline: &Pipeline,
+    election: Option<Arc<View>>,
+    version: &'static str,
+) -> Arc<Observer> {
+    let access = &shared.access;
+    Arc::new(Observer::new(Sources {
+        version,
+        identity: shared.choria.identity.to_string(),
+        instance: access.instance.as_str().to_owned(),
+        site: shared.config.site.clone(),
+        interval: shared.config.interval,
+        workers_max: shared.config.workers,
+        gate: access.gate.clone(),
+        roster: shared.roster.clone(),
+        desks: pipeline.desks.clone(),
+        history: pipeline.history.clone(),
+        metrics: shared.metrics.clone(),
+        last_discovery: pipeline.last_discovery.clone(),
+        uplink: access.uplink.clone(),
+        election,
+        broker_error: Box::new({
+            let connection = access.connection.clone();
+            move || connection.last_error()
+        }),
+    }))
+}
