@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use choria_provisioner::metrics::Metrics;
 use choria_provisioner::protocol::subject::{Pattern, Subject};
+use choria_provisioner::transport::address::ServerAddress;
 use choria_provisioner::transport::connection::{Connection, Options};
-use choria_provisioner::transport::servers::ServerAddress;
 use choria_provisioner::transport::{Publish, Transport};
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;

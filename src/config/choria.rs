@@ -23,7 +23,8 @@ use crate::dns;
 use crate::jwt::client;
 use crate::protocol::Identity;
 use crate::secret::{PASSWORD_VARIABLE, Secret};
-use crate::transport::servers::{Brokers, ServerAddress};
+use crate::transport::address::ServerAddress;
+use crate::transport::servers::Brokers;
 use crate::transport::srv::Srv;
 
 /// Who we are on the network, and where it is.

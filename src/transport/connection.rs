@@ -29,13 +29,14 @@ use parking_lot::{Mutex, RwLock};
 use crate::metrics::Metrics;
 use crate::protocol::subject::Pattern;
 use crate::shutdown::Never;
+use crate::transport::address::ServerAddress;
 use crate::transport::backoff::{Backoff, FIVE_SEC, TWENTY_SEC};
 use crate::transport::connection::keeper::Keeper;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::{BrokerError, ErrorKind, Errors};
 use crate::transport::login::{self, Credentials};
 use crate::transport::outbox::{Gone, Unsent, Wire};
-use crate::transport::servers::{Brokers, Pool, ServerAddress};
+use crate::transport::servers::{Brokers, Pool};
 use crate::transport::wire::{self, Info};
 use crate::transport::{Handler, Link, Publish, PublishError, Subscription, Transport};
 

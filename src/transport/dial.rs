@@ -14,7 +14,7 @@ use rustix::net::sockopt::{set_socket_linger, socket_error};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::shutdown::Never;
-use crate::transport::servers::ServerAddress;
+use crate::transport::address::ServerAddress;
 
 /// Most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 8;

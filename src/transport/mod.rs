@@ -7,9 +7,10 @@
 //! | `outbox` | how many threads write to one socket without a thread of its own |
 //! | `session`, `tls` | what stands between frames and the bytes on the socket |
 //! | `login` | what a broker is told about us |
-//! | `dial`, `servers`, `srv`, `backoff` | a socket, where to, and when to try again |
+//! | `address`, `servers`, `srv`, `dial`, `backoff` | where to, a socket, and when to try again |
 //! | `errors` | what goes wrong between us and a broker |
 
+pub mod address;
 pub mod backoff;
 pub mod connection;
 mod dial;

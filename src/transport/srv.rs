@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::dns::{self, Service};
-use crate::transport::servers::{BadAddress, ServerAddress};
+use crate::transport::address::{BadAddress, ServerAddress};
 
 /// Names under a domain that brokers are looked up by; the first that has records counts.
 const NAMES: [&str; 2] = ["_mcollective-server._tcp", "_x-puppet-mcollective._tcp"];

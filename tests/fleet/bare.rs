@@ -14,8 +14,8 @@ use choria_provisioner::protocol::{Codec, Identity, RequestId, Sender, v1};
 use choria_provisioner::rpc::actions::{Call, Configure, Inventory, Jwt, Restart};
 use choria_provisioner::rpc::{Arrival, Rpc};
 use choria_provisioner::transport::Transport;
+use choria_provisioner::transport::address::ServerAddress;
 use choria_provisioner::transport::connection::{Connection, Options};
-use choria_provisioner::transport::servers::ServerAddress;
 use crossbeam_channel::{Receiver, bounded};
 use serde_json::Value;
 

@@ -9,10 +9,10 @@ use crossbeam_channel::Sender;
 
 use crate::shutdown::Never;
 use crate::transport::Message;
+use crate::transport::address::ServerAddress;
 use crate::transport::connection::{COMPONENT, Shared};
 use crate::transport::errors::{Ending, ErrorKind};
 use crate::transport::outbox::Wire;
-use crate::transport::servers::ServerAddress;
 use crate::transport::wire::{self, Headers, Info, Msg, Op, Parser};
 
 /// Bytes read at once.

@@ -22,11 +22,12 @@ use crate::metrics::Metrics;
 use crate::protocol::subject::{Pattern, Subject};
 use crate::secret::Secret;
 use crate::shutdown::Never;
+use crate::transport::address::ServerAddress;
 use crate::transport::backoff::Backoff;
 use crate::transport::dial::{self, Slot};
 use crate::transport::errors::ErrorKind;
 use crate::transport::login::{self, Credentials};
-use crate::transport::servers::{Brokers, ServerAddress};
+use crate::transport::servers::Brokers;
 use crate::transport::srv::Srv;
 use crate::transport::{Handler, Link, Message, Publish, PublishError, Subscription, Transport};
 
