@@ -147,6 +147,22 @@ fn every_outcome_is_in_the_row_of_its_metric() {
 }
 
 #[test]
+fn every_reason_to_turn_a_client_of_the_monitor_port_away_is_in_the_row_of_its_metric() {
+    let readme = read("README.md");
+    let row = readme.lines().find(|line| line.starts_with("| `monitor_refused_total` |"));
+    let row = row.expect("the metric has a row");
+    let code = read("src/ops/http.rs");
+    let (_, labels) = code.split_once("fn label(self)").expect("refusals have labels");
+    let (labels, _) = labels.split_once("\n    }").expect("they end");
+    let labels: Vec<&str> =
+        labels.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(labels.len() > 5, "{labels:?}");
+    for label in labels {
+        assert!(row.contains(&format!("`{label}`")), "README says nothing about {label}");
+    }
+}
+
+#[test]
 fn the_helpers_shown_are_the_helpers_shipped() {
     let readme = read("README.md");
     let names = ["sample", "persistent"].into_iter().flat_map(|name| {

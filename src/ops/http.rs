@@ -3,14 +3,16 @@
 //!
 //! Anyone can reach this port, so nothing may depend on the good will of a client. One thread serves all connections
 //! without ever blocking on one: a complete head within five seconds and 8 KiB, GET and HEAD only, the
-//! answer taken within ten seconds, then the connection is closed. At most 32 are open. When they are, the
-//! next one takes the place of whoever has used a tenth of its time, since a request needs milliseconds; otherwise it is
-//! turned away and counted, and so is everybody when file descriptors run out. Answers that wait to be taken have a bound
-//! in bytes, too.
+//! answer taken within ten seconds, then the connection is closed. At most 32 are open, and their answers have a bound in
+//! bytes, too. Whoever comes when all places are taken gets one at once, from the address that holds the most: a request
+//! that is meant to be served comes with its connection and needs no place for longer than a moment, so no number of idle
+//! and slow clients keeps a scrape out. The thread never takes more than a fifth of one processor, whatever is asked of
+//! it; what comes meanwhile waits in the kernel.
 //!
 //! `tiny_http` reads requests and writes responses here, over memory. Its own listener is not used: it has no bounds,
 //! and ends the process when file descriptors run out.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,8 +22,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tiny_http::{HTTPVersion, Header, Method, Response, StatusCode};
 
@@ -56,6 +60,11 @@ impl Monitor {
                 bound => bound,
             }?;
             listener.set_nonblocking(true)?;
+            // Its connections inherit these, so they hold before the first one is there.
+            sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER)?;
+            sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER)?;
+            // A second time, since the standard library has no word on how many may wait.
+            rustix::net::listen(&listener, BACKLOG)?;
             let stop = Stop::new()?;
             let address = listener.local_addr()?;
             Ok(Monitor { listener, stop, address })
@@ -89,6 +98,7 @@ impl Monitor {
             spare: spare(),
             closed_until: None,
             guests: Vec::new(),
+            admitted: 0,
             patience,
             pages: Pages { metrics, shown },
         };
@@ -154,6 +164,8 @@ struct Door {
     /// No connection is accepted before.
     closed_until: Option<Instant>,
     guests: Vec<Guest>,
+    /// How many there have been.
+    admitted: u64,
     patience: Patience,
     pages: Pages,
 }
@@ -165,20 +177,19 @@ impl Door {
             if woken.stop {
                 return;
             }
+            let begun = worked();
             let now = Instant::now();
-            let mut place = 0;
-            let held: usize = self.guests.iter().map(Guest::held).sum();
-            let mut room = ANSWERS_BYTES_MAX.saturating_sub(held);
-            self.guests.retain_mut(|guest| {
-                let is_woken = woken.guests.get(place).copied().unwrap_or(false);
-                place += 1;
-                if is_woken {
-                    guest.step(now, self.patience, &self.pages, &mut room);
+            for place in 0..self.guests.len() {
+                if woken.guests.get(place).is_some_and(|is_woken| *is_woken) {
+                    self.step(place, now);
                 }
-                guest.is_within_time(now, &self.pages)
-            });
+            }
+            self.guests.retain_mut(|guest| guest.is_within_time(now, &self.pages));
             if woken.listener {
                 self.accept(now);
+            }
+            if self.rest(worked().saturating_sub(begun)) {
+                return;
             }
         }
     }
@@ -196,7 +207,7 @@ impl Door {
             .map(|at| at.saturating_duration_since(now))
             // A time that does not fit is longer than any of ours.
             .and_then(|time| Timespec::try_from(time).ok());
-        if rustix::event::poll(&mut fds, time.as_ref()).is_err() {
+        if poll(&mut fds, time.as_ref()).is_err() {
             // An interruption: nothing is known of any socket, so the deadlines are looked at and all is asked again.
             return Woken { stop: false, listener: false, guests: Vec::new() };
         }
@@ -208,12 +219,46 @@ impl Door {
         }
     }
 
+    /// Does nothing for as long as makes `work` our share of a processor; true when it is time to end.
+    fn rest(&self, work: Duration) -> bool {
+        let time = Timespec::try_from(work * (PROCESSOR_SHARE - 1)).ok();
+        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+        // Interrupted, it was a short rest.
+        poll(&mut fds, time.as_ref()).is_ok() && !fds[0].revents().is_empty()
+    }
+
+    /// Does for one guest what its socket allows without blocking.
+    fn step(&mut self, place: usize, now: Instant) {
+        if let Some(answer) = self.guests[place].hear(&self.pages) {
+            let answer = self.fitted(answer);
+            self.guests[place].answer(answer, now, self.patience);
+        }
+        self.guests[place].talk(now, self.patience);
+    }
+
+    /// Makes room for `answer` where all answers that wait are too many bytes: the largest ones go. In the place of one
+    /// that is too large by itself comes a refusal.
+    fn fitted(&mut self, answer: Answer) -> Vec<u8> {
+        if answer.bytes.len() > ANSWERS_BYTES_MAX {
+            self.pages.refuse(Refusal::Memory);
+            return Refusal::Memory.response(answer.head_only);
+        }
+        let held = |guests: &[Guest]| guests.iter().map(Guest::held).sum::<usize>();
+        while held(&self.guests) > ANSWERS_BYTES_MAX - answer.bytes.len() {
+            let largest = self.guests.iter_mut().max_by_key(|guest| guest.held());
+            // Those that hold too much are at least one.
+            let Some(largest) = largest else { break };
+            largest.refuse(Refusal::Memory, &self.pages);
+        }
+        answer.bytes
+    }
+
     /// Lets in those who wait at the door, a bounded number of them before the guests are looked after again.
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_MAX {
             let accepted = match self.listener.accept() {
-                Ok((stream, _)) => {
-                    self.admit(stream, now);
+                Ok((stream, peer)) => {
+                    self.admit(stream, peer.ip(), now);
                     Ok(())
                 }
                 Err(error) if is_any(&error, &[Errno::MFILE, Errno::NFILE]) => {
@@ -236,32 +281,41 @@ impl Door {
         }
     }
 
-    fn admit(&mut self, stream: TcpStream, now: Instant) {
+    fn admit(&mut self, stream: TcpStream, peer: IpAddr, now: Instant) {
         if let Err(error) = stream.set_nonblocking(true) {
             log::debug!(component = "monitor"; "Cannot use a connection: {error}");
             return;
         }
-        if self.guests.len() >= CONNECTIONS_MAX && !self.make_room(now) {
-            self.pages.refuse(Refusal::Connections);
-            // Whatever the socket takes at once; a client that floods us is owed no more.
-            let _ = (&stream).write(&Refusal::Connections.response(false));
-            let _ = stream.shutdown(Shutdown::Write);
-            return;
-        }
         let state = State::Reading(Vec::new());
-        let mut guest = Guest { stream, state, deadline: now, yields_at: now };
-        guest.give_time(now, self.patience.head);
-        self.guests.push(guest);
+        let deadline = now + self.patience.head;
+        self.admitted += 1;
+        let guest =
+            Guest { stream, network: network(peer), state, deadline, number: self.admitted };
+        let place = if self.guests.len() < CONNECTIONS_MAX {
+            self.guests.push(guest);
+            self.guests.len() - 1
+        } else {
+            let place = self.make_room(now);
+            self.guests[place] = guest;
+            place
+        };
+        // Its request is usually there already.
+        self.step(place, now);
     }
 
-    /// Closes the connection that has kept its place the longest beyond what a request needs, if there is one.
-    fn make_room(&mut self, now: Instant) -> bool {
-        let slow = (0..self.guests.len()).min_by_key(|place| self.guests[*place].yields_at);
-        let Some(slow) = slow.filter(|place| self.guests[*place].yields_at <= now) else {
-            return false;
+    /// Ends the connection that can be done without best, and says which place it had: one that has been answered, else one
+    /// from where most come, and of these the oldest.
+    fn make_room(&mut self, now: Instant) -> usize {
+        let dispensable = |guest: &Guest| {
+            let crowd = self.guests.iter().filter(|other| other.network == guest.network).count();
+            (guest.is_answered(), crowd, Reverse(guest.number))
         };
-        self.guests.swap_remove(slow).out_of_time(&self.pages);
-        true
+        let ranked = self.guests.iter().enumerate();
+        let place = ranked.max_by_key(|(_, guest)| dispensable(guest)).map_or(0, |(at, _)| at);
+        // Its request may have come since it was looked at.
+        self.step(place, now);
+        self.guests[place].crowded_out(&self.pages);
+        place
     }
 
     /// Accepts one connection on the spare descriptor and turns it away.
@@ -275,6 +329,23 @@ impl Door {
         let result = accepted.map(drop);
         self.spare = spare();
         result
+    }
+}
+
+/// Processor time that this thread has used.
+fn worked() -> Duration {
+    // A clock that runs forward from zero has no other values.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// What counts as one place that clients come from: whoever has an IPv6 address has as many as it likes.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = u128::from(address) & (u128::MAX << 64);
+            IpAddr::V6(network.into())
+        }
+        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -292,10 +363,12 @@ fn spare() -> Option<File> {
 /// One connection.
 struct Guest {
     stream: TcpStream,
+    /// Where it comes from.
+    network: IpAddr,
     state: State,
     deadline: Instant,
-    /// From then on another may have its place.
-    yields_at: Instant,
+    /// Counts up from guest to guest.
+    number: u64,
 }
 
 enum State {
@@ -307,6 +380,13 @@ enum State {
     Leaving { left: usize },
     /// To be closed.
     Gone,
+}
+
+/// What a request is answered with, whole.
+struct Answer {
+    bytes: Vec<u8>,
+    /// Whether the request was for the head alone.
+    head_only: bool,
 }
 
 impl Guest {
@@ -325,29 +405,35 @@ impl Guest {
         }
     }
 
-    /// Does what the socket allows without blocking. All answers that wait have `room` for more bytes.
-    fn step(&mut self, now: Instant, patience: Patience, pages: &Pages, room: &mut usize) {
-        if let State::Reading(head) = &mut self.state {
-            match read_head(&mut self.stream, head) {
-                Progress::Blocked => {}
-                Progress::Lost => self.state = State::Gone,
-                Progress::Done(request) => {
-                    let mut answer = pages.answer(&request);
-                    match room.checked_sub(answer.len()) {
-                        Some(left) => *room = left,
-                        None => {
-                            pages.refuse(Refusal::Memory);
-                            answer = Refusal::Memory.response(request.method == Method::Head);
-                        }
-                    }
-                    self.answer(answer, now, patience);
-                }
-                Progress::Refused(refusal, head_only) => {
-                    pages.refuse(refusal);
-                    self.answer(refusal.response(head_only), now, patience);
-                }
+    /// Whether the kernel has all of the answer.
+    fn is_answered(&self) -> bool {
+        matches!(self.state, State::Leaving { .. } | State::Gone)
+    }
+
+    /// Reads what the client has sent; the answer, when that is a request or can't become one.
+    fn hear(&mut self, pages: &Pages) -> Option<Answer> {
+        let State::Reading(head) = &mut self.state else { return None };
+        match read_head(&mut self.stream, head) {
+            Progress::Blocked => None,
+            Progress::Lost => {
+                self.state = State::Gone;
+                None
+            }
+            Progress::Done(request) => Some(pages.answer(&request)),
+            Progress::Refused(refusal, head_only) => {
+                pages.refuse(refusal);
+                Some(Answer { bytes: refusal.response(head_only), head_only })
             }
         }
+    }
+
+    fn answer(&mut self, answer: Vec<u8>, now: Instant, patience: Patience) {
+        self.state = State::Writing { answer, written: 0 };
+        self.deadline = now + patience.answer;
+    }
+
+    /// Writes what the client takes, and lets it leave.
+    fn talk(&mut self, now: Instant, patience: Patience) {
         if let State::Writing { answer, written } = &mut self.state {
             match write_some(&mut self.stream, answer, written) {
                 Progress::Done(()) => {
@@ -355,7 +441,7 @@ impl Guest {
                         Ok(()) => State::Leaving { left: LEAVING_MAX },
                         Err(_) => State::Gone,
                     };
-                    self.give_time(now, patience.leaving);
+                    self.deadline = now + patience.leaving;
                 }
                 Progress::Blocked => {}
                 Progress::Lost | Progress::Refused(..) => self.state = State::Gone,
@@ -368,16 +454,6 @@ impl Guest {
         }
     }
 
-    fn answer(&mut self, answer: Vec<u8>, now: Instant, patience: Patience) {
-        self.state = State::Writing { answer, written: 0 };
-        self.give_time(now, patience.answer);
-    }
-
-    fn give_time(&mut self, now: Instant, time: Duration) {
-        self.deadline = now + time;
-        self.yields_at = now + time / CROWDED_SHARE;
-    }
-
     /// Whether the connection stays open; counts those that took too long.
     fn is_within_time(&mut self, now: Instant, pages: &Pages) -> bool {
         if matches!(self.state, State::Gone) {
@@ -385,25 +461,39 @@ impl Guest {
         }
         let is_within = now < self.deadline;
         if !is_within {
-            self.out_of_time(pages);
+            match self.state {
+                State::Reading(_) => self.refuse(Refusal::Slow, pages),
+                State::Writing { .. } => self.refuse(Refusal::Unread, pages),
+                State::Leaving { .. } | State::Gone => {}
+            }
         }
         is_within
     }
 
-    /// Counts a connection that is about to be closed, and tells its client if it can be told.
-    fn out_of_time(&mut self, pages: &Pages) {
-        match &self.state {
-            State::Reading(head) => {
-                pages.refuse(Refusal::Slow);
-                if !head.is_empty() {
-                    // As for one connection too many: what the socket takes at once.
-                    let _ = self.stream.write(&Refusal::Slow.response(false));
-                    let _ = self.stream.shutdown(Shutdown::Write);
-                }
-            }
-            State::Writing { .. } => pages.refuse(Refusal::Unread),
-            State::Leaving { .. } | State::Gone => {}
+    /// Makes room for another.
+    fn crowded_out(&mut self, pages: &Pages) {
+        if !self.is_answered() {
+            self.refuse(Refusal::Connections, pages);
         }
+    }
+
+    /// Counts a connection that is closed on its client, and tells it if it can be told.
+    fn refuse(&mut self, refusal: Refusal, pages: &Pages) {
+        pages.refuse(refusal);
+        match &self.state {
+            State::Reading(head) if !head.is_empty() => {
+                // Whatever the socket takes at once; a client that is too slow is owed no more.
+                let _ = self.stream.write(&refusal.response(false));
+                let _ = self.stream.shutdown(Shutdown::Write);
+            }
+            State::Writing { .. } => {
+                // What the kernel holds of the answer is worth nothing without the rest, and would stay there for
+                // minutes. Where that can't be set it does.
+                let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+            }
+            State::Reading(_) | State::Leaving { .. } | State::Gone => {}
+        }
+        self.state = State::Gone;
     }
 }
 
@@ -569,9 +659,9 @@ struct Pages {
 }
 
 impl Pages {
-    fn answer(&self, request: &Request) -> Vec<u8> {
+    fn answer(&self, request: &Request) -> Answer {
         let head_only = request.method == Method::Head;
-        match request.path.as_str() {
+        let bytes = match request.path.as_str() {
             "/metrics" => {
                 response(200, metrics::CONTENT_TYPE, &[], &self.metrics.render(), head_only)
             }
@@ -601,7 +691,8 @@ impl Pages {
                 response(if ready { 200 } else { 503 }, PLAIN, &[], &text, head_only)
             }
             _ => response(404, PLAIN, &[], "404 page not found\n", head_only),
-        }
+        };
+        Answer { bytes, head_only }
     }
 
     fn refuse(&self, refusal: Refusal) {
@@ -659,8 +750,18 @@ const SILENT: (&str, &str) = ("Referrer-Policy", "no-referrer");
 /// Connections open at a time: Prometheus, its understudy, probes, and a few people with curl.
 const CONNECTIONS_MAX: usize = 32;
 
-/// The share of its time, one part in so many, after which a connection yields its place when all are taken.
-const CROWDED_SHARE: u32 = 10;
+/// Connections that wait in the kernel: whoever finds no place there either is heard again only after a second.
+const BACKLOG: i32 = 4_096;
+
+/// The thread works for one part in so many of the time, at most.
+const PROCESSOR_SHARE: u32 = 5;
+
+/// Bytes of a connection that the kernel takes before we read them, about: a whole head.
+const RECEIVE_BUFFER: usize = HEAD_MAX;
+
+/// Bytes of an answer that the kernel takes before the client does, about: what nobody takes then waits with us, where it is
+/// counted.
+const SEND_BUFFER: usize = 128 * 1024;
 
 /// Bytes of all answers that wait to be taken. One with 10,000 nodes has four million.
 const ANSWERS_BYTES_MAX: usize = 64 << 20;
@@ -703,6 +804,7 @@ const STACK: usize = 256 * 1024;
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
+    use rustix::net::{self, AddressFamily, SocketType};
 
     use super::*;
     use crate::ops::status::{self, Query, Sort, Which};
@@ -810,9 +912,17 @@ mod tests {
         idle.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
         // Wait for the first bytes: the answer has begun.
         assert_eq!(idle.peek(&mut [0]).unwrap(), 1);
+        // The next one is answered all the same, and the one that takes nothing loses its answer.
+        site.set(true, &[&"y".repeat(2 << 20)]);
+        let answer = site.ask("GET /readyz HTTP/1.1\r\n\r\n");
+        assert_eq!(answer.status, "HTTP/1.1 200 OK");
+        assert_eq!(site.refused(), "memory=1");
+        assert!(idle.read_to_end(&mut Vec::new()).is_err(), "its answer was cut off");
+        // One that is too large by itself is refused.
+        site.set(true, &[&"z".repeat(ANSWERS_BYTES_MAX)]);
         let refused = site.ask("GET /readyz HTTP/1.1\r\n\r\n");
         assert_eq!(refused.status, "HTTP/1.1 503 Service Unavailable");
-        assert_eq!(site.refused(), "memory=1");
+        assert_eq!(site.refused(), "memory=2");
         site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
     }
 
@@ -877,7 +987,7 @@ mod tests {
             site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
         }
         slow.write_all(b"\n").unwrap();
-        assert_eq!(Answer::read(&mut slow).body, "alive\n");
+        assert_eq!(Received::read(&mut slow).body, "alive\n");
         assert_eq!(site.refused(), "");
     }
 
@@ -893,7 +1003,7 @@ mod tests {
         while dripping.write_all(b"A").is_ok() {
             site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
         }
-        assert_eq!(Answer::read(&mut half).status, "HTTP/1.1 408 Request Timeout");
+        assert_eq!(Received::read(&mut half).status, "HTTP/1.1 408 Request Timeout");
         let mut nothing = Vec::new();
         assert_eq!(silent.read_to_end(&mut nothing).unwrap(), 0);
         assert_eq!(site.refused(), "slow=3");
@@ -925,39 +1035,55 @@ mod tests {
     }
 
     #[test]
-    fn more_than_32_connections_are_turned_away() {
-        let site = Site::within(Patience { head: Duration::from_secs(3_600), ..PATIENCE });
+    fn the_oldest_of_more_than_32_connections_makes_room() {
+        let site = Site::within(NO_HURRY);
         let mut open: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| site.connect()).collect();
-        let turned_away = Answer::read(&mut site.connect());
-        assert_eq!(turned_away.status, "HTTP/1.1 503 Service Unavailable");
+        open[0].write_all(b"GET /").unwrap();
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        let told = Received::read(&mut open.remove(0));
+        assert_eq!(told.status, "HTTP/1.1 503 Service Unavailable");
         assert_eq!(site.refused(), "connections=1");
         // The others are as good as before.
         for stream in &mut open {
             stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
-            assert_eq!(Answer::read(stream).body, "alive\n");
+            assert_eq!(Received::read(stream).body, "alive\n");
         }
-        drop(open);
-        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        assert_eq!(site.refused(), "connections=1");
     }
 
     #[test]
-    fn slow_clients_on_all_places_keep_nobody_out() {
-        let site = Site::within(Patience { head: Duration::from_secs(20), ..PATIENCE });
-        let mut slow: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| site.connect()).collect();
-        slow[0].write_all(b"GET /").unwrap();
-        let served = || {
-            let (mut stream, mut text) = (site.connect(), String::new());
-            // One that is turned away may find its connection reset.
-            let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n");
-            let _ = stream.read_to_string(&mut text);
-            text.starts_with("HTTP/1.1 200 OK")
-        };
-        while !served() {
-            thread::sleep(Duration::from_millis(20));
+    fn no_number_of_idle_and_slow_clients_keeps_a_request_out() {
+        let site = Site::within(NO_HURRY);
+        let mut slow: Vec<TcpStream> = Vec::new();
+        for number in 0..20 * CONNECTIONS_MAX {
+            let mut stream = site.connect();
+            if number % 2 == 0 {
+                // One whose place is gone already.
+                let _ = stream.write_all(b"GET /livez HTTP/1.1\r\n");
+            }
+            slow.push(stream);
+            site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
         }
-        // The first of them made room, long before its time was up.
-        assert_eq!(site.metrics.monitor_refused.with_label_values(&["slow"]).get(), 1);
-        assert_eq!(Answer::read(&mut slow[0]).status, "HTTP/1.1 408 Request Timeout");
+    }
+
+    #[test]
+    fn who_comes_alone_keeps_its_place_against_any_number_from_elsewhere() {
+        let site = Site::within(NO_HURRY);
+        let mut alone = site.connect_from(Ipv4Addr::new(127, 0, 0, 2));
+        alone.write_all(b"GET /livez HTTP/1.1\r\n").unwrap();
+        let _crowd: Vec<TcpStream> = (0..5 * CONNECTIONS_MAX).map(|_| site.connect()).collect();
+        site.wait_for("connections=");
+        alone.write_all(b"\r\n").unwrap();
+        assert_eq!(Received::read(&mut alone).body, "alive\n");
+    }
+
+    #[test]
+    fn all_addresses_of_one_ipv6_network_are_one_place_to_come_from() {
+        let network = |text: &str| network(text.parse().unwrap());
+        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:2"));
+        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
     }
 
     #[test]
@@ -1001,7 +1127,7 @@ mod tests {
         let mut stream = site.connect();
         stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(Answer::read(&mut stream).body, "alive\n");
+        assert_eq!(Received::read(&mut stream).body, "alive\n");
     }
 
     #[test]
@@ -1033,9 +1159,16 @@ mod tests {
         let running = monitor.serve(Metrics::new(""), Arc::new(Fake::new())).unwrap();
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
-        assert_eq!(Answer::read(&mut stream).body, "alive\n");
+        assert_eq!(Received::read(&mut stream).body, "alive\n");
         running.stop();
     }
+
+    /// So much time that nothing ends because of it.
+    const NO_HURRY: Patience = Patience {
+        head: Duration::from_secs(3_600),
+        answer: Duration::from_secs(3_600),
+        leaving: Duration::from_secs(3_600),
+    };
 
     /// A monitor port with its metrics and a readiness that tests set.
     struct Site {
@@ -1104,11 +1237,19 @@ mod tests {
             stream
         }
 
+        /// A client with another address than most.
+        fn connect_from(&self, address: Ipv4Addr) -> TcpStream {
+            let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            net::bind(&socket, &SocketAddr::new(address.into(), 0)).unwrap();
+            net::connect(&socket, &self.running.address()).unwrap();
+            socket.into()
+        }
+
         #[track_caller]
-        fn ask(&self, request: &str) -> Answer {
+        fn ask(&self, request: &str) -> Received {
             let mut stream = self.connect();
             stream.write_all(request.as_bytes()).unwrap();
-            Answer::read(&mut stream)
+            Received::read(&mut stream)
         }
 
         #[track_caller]
@@ -1145,15 +1286,15 @@ mod tests {
     }
 
     /// What a client received until the connection was closed.
-    struct Answer {
+    struct Received {
         status: String,
         headers: Vec<(String, String)>,
         body: String,
     }
 
-    impl Answer {
+    impl Received {
         #[track_caller]
-        fn read(stream: &mut TcpStream) -> Answer {
+        fn read(stream: &mut TcpStream) -> Received {
             let mut text = String::new();
             stream.read_to_string(&mut text).unwrap();
             let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -1163,7 +1304,7 @@ mod tests {
                 .map(|line| line.split_once(": ").unwrap())
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .collect();
-            Answer { status, headers, body: body.to_owned() }
+            Received { status, headers, body: body.to_owned() }
         }
 
         fn header(&self, name: &str) -> Option<&str> {

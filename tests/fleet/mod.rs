@@ -12,6 +12,7 @@ pub mod broker;
 #[path = "../../src/pki/testing.rs"]
 #[allow(clippy::unwrap_used, reason = "what is made for tests is made or the test fails")]
 pub mod certificates;
+pub mod crowd;
 pub mod envelope;
 pub mod event;
 pub mod fault;
