@@ -1,8 +1,9 @@
 //! The admin socket: commands in, answers out, one JSON object a line each way.
 //!
 //! Who may open it is said by its file: mode 0660, owner and group of the daemon. Each client has a thread of its own
-//! that it alone can hold up, for ten seconds at most; there are eight at a time. A file that a dead daemon left is
-//! replaced; one that is listened on is another daemon's, and no start.
+//! that it alone can hold up, for ten seconds at most; there are eight at a time, and the one that has been waited for the
+//! longest makes room for the next, so that hung ones don't lock an operator out. A file that a dead daemon left is replaced;
+//! one that is listened on is another daemon's, and no start.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,6 +36,9 @@ const CLIENTS_MAX: usize = 8;
 
 /// How long a client may take to send a line, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the thread that lets clients in may be held up by one that it turns away.
+const TURN_AWAY_TIME: Duration = Duration::from_millis(100);
 
 /// Longest line of a client, in bytes.
 const LINE_MAX: usize = 64 << 10;
@@ -91,7 +95,7 @@ impl Socket {
             stop: self.stop.clone(),
             patience,
             operator,
-            clients: Arc::default(),
+            places: Arc::default(),
             threads: Vec::new(),
             next: 0,
         };
@@ -211,8 +215,7 @@ struct Door {
     stop: Stop,
     patience: Duration,
     operator: Arc<dyn Obey>,
-    /// Those that are being served, to end them.
-    clients: Arc<Mutex<HashMap<u64, UnixStream>>>,
+    places: Arc<Places>,
     threads: Vec<JoinHandle<()>>,
     next: u64,
 }
@@ -233,10 +236,7 @@ impl Door {
                 }
             };
         }
-        for client in self.clients.lock().values() {
-            // One that is gone needs no end.
-            let _ = client.shutdown(Shutdown::Both);
-        }
+        self.places.clear();
         for thread in self.threads {
             // A panic there has ended the process already, or is a test's own.
             let _ = thread.join();
@@ -260,31 +260,79 @@ impl Door {
         self.threads.retain(|thread| !thread.is_finished());
         let number = self.next;
         self.next += 1;
-        let kept = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
-        let admitted = kept.and_then(|kept| {
-            let mut clients = self.clients.lock();
-            if clients.len() >= CLIENTS_MAX {
-                drop(clients);
-                let client =
-                    Client { stream, patience: Duration::from_millis(100), held: Vec::new() };
-                let _ = client.answer(&Bad::new("too many clients"));
-                return Ok(());
-            }
-            clients.insert(number, kept);
-            drop(clients);
-            let (operator, clients) = (self.operator.clone(), self.clients.clone());
-            let client = Client { stream, patience: self.patience, held: Vec::new() };
-            let builder = thread::Builder::new().name("admin-client".to_owned()).stack_size(STACK);
-            let thread = builder.spawn(move || {
-                client.serve(&*operator);
-                clients.lock().remove(&number);
-            })?;
-            self.threads.push(thread);
-            Ok(())
-        });
-        if let Err(error) = admitted {
-            self.clients.lock().remove(&number);
+        if let Err(error) = self.serve(number, stream) {
+            self.places.leave(number);
             log::warn!(component = "admin"; "Cannot serve a client of the admin socket: {error}");
+        }
+    }
+
+    fn serve(&mut self, number: u64, stream: UnixStream) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        let place = Place { stream: stream.try_clone()?, waits_since: Some(Instant::now()) };
+        if !self.places.take(number, place) {
+            let turned_away = Client::new(stream, TURN_AWAY_TIME);
+            let _ = turned_away.answer(&Bad::new("too many clients"));
+            return Ok(());
+        }
+        let client = Client::new(stream, self.patience);
+        let (operator, places) = (self.operator.clone(), self.places.clone());
+        let builder = thread::Builder::new().name("admin-client".to_owned()).stack_size(STACK);
+        let thread = builder.spawn(move || {
+            client.serve(&*operator, &places, number);
+            places.leave(number);
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+/// The clients that are being served.
+#[derive(Default)]
+struct Places(Mutex<HashMap<u64, Place>>);
+
+struct Place {
+    /// To end it.
+    stream: UnixStream,
+    /// Since when it has had to send a line or to take its answer; nothing while its command is followed.
+    waits_since: Option<Instant>,
+}
+
+impl Places {
+    /// Gives a client a place, if need be that of the one we have waited for the longest; false when we wait for none.
+    fn take(&self, number: u64, place: Place) -> bool {
+        let mut places = self.0.lock();
+        if places.len() >= CLIENTS_MAX {
+            let waits =
+                places.iter().filter_map(|(number, place)| place.waits_since.zip(Some(*number)));
+            let Some((_, longest)) = waits.min() else { return false };
+            if let Some(place) = places.remove(&longest) {
+                // One that is gone needs no end.
+                let _ = place.stream.shutdown(Shutdown::Both);
+            }
+        }
+        places.insert(number, place);
+        true
+    }
+
+    /// From now on the client has to do something, or we have; false when it has lost its place.
+    fn waits(&self, number: u64, waits: bool) -> bool {
+        let mut places = self.0.lock();
+        let place = places.get_mut(&number);
+        let has_place = place.is_some();
+        if let Some(place) = place {
+            place.waits_since = waits.then(Instant::now);
+        }
+        has_place
+    }
+
+    fn leave(&self, number: u64) {
+        self.0.lock().remove(&number);
+    }
+
+    /// Ends all.
+    fn clear(&self) {
+        for (_, place) in self.0.lock().drain() {
+            let _ = place.stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -298,17 +346,15 @@ struct Client {
 }
 
 impl Client {
-    /// Follows commands until the client leaves, is silent for too long, or says what is no line.
-    fn serve(mut self, operator: &dyn Obey) {
+    fn new(stream: UnixStream, patience: Duration) -> Client {
+        Client { stream, patience, held: Vec::new() }
+    }
+
+    /// Follows commands until the client leaves, is silent for too long, says what is no line, or has lost its place.
+    fn serve(mut self, operator: &dyn Obey, places: &Places, number: u64) {
         loop {
-            let answered = match self.line() {
-                Ok(Some(line)) => match serde_json::from_slice::<Command>(&line) {
-                    Ok(command) => match operator.obey(command) {
-                        Ok(answer) => self.answer(&Good { ok: true, result: answer }),
-                        Err(refused) => self.answer(&Bad::new(&refused.0)),
-                    },
-                    Err(error) => self.answer(&Bad::new(&format!("no command: {error}"))),
-                },
+            let line = match self.line() {
+                Ok(Some(line)) => line,
                 Ok(None) => return,
                 Err(error) => {
                     if error.kind() == io::ErrorKind::InvalidData {
@@ -317,7 +363,21 @@ impl Client {
                     return;
                 }
             };
-            if answered.is_err() {
+            // Nobody would hear what came of it.
+            if !places.waits(number, false) {
+                return;
+            }
+            let obeyed = match serde_json::from_slice::<Command>(&line) {
+                Ok(command) => operator.obey(command).map_err(|refused| refused.0),
+                Err(error) => Err(format!("no command: {error}")),
+            };
+            places.waits(number, true);
+            let answered = match obeyed {
+                Ok(answer) => self.answer(&Good { ok: true, result: answer }),
+                Err(error) => self.answer(&Bad::new(&error)),
+            };
+            // It has all its time for the next line.
+            if answered.is_err() || !places.waits(number, true) {
                 return;
             }
         }
@@ -405,14 +465,20 @@ mod tests {
     use std::io::BufRead;
     use std::io::BufReader;
 
+    use crossbeam_channel::{Receiver, Sender, bounded, never};
+
     use super::*;
     use crate::ops::command::{Change, Refused};
     use crate::ops::status::{Nodes, testing};
+    use crate::shutdown::Never;
 
     const LONG: Duration = Duration::from_secs(60);
 
     /// Follows commands as tests want it.
-    struct Fake;
+    struct Fake {
+        begun: Sender<()>,
+        go_on: Receiver<Never>,
+    }
 
     impl Obey for Fake {
         fn obey(&self, command: Command) -> Result<Answer, Refused> {
@@ -423,6 +489,12 @@ mod tests {
                     Ok(Answer::Nodes(Nodes { matching: 20, nodes: vec![node; 20] }))
                 }
                 Command::Pause {} => Err(Refused("not \"now\"".into())),
+                // As long as the test likes.
+                Command::Retry { all: true, .. } => {
+                    let _ = self.begun.send(());
+                    let _ = self.go_on.recv();
+                    Ok(Answer::Change(Change { changed: true, message: "Retried".into() }))
+                }
                 other => {
                     Ok(Answer::Change(Change { changed: true, message: format!("{other:?}") }))
                 }
@@ -434,13 +506,21 @@ mod tests {
     struct Site {
         folder: PathBuf,
         running: Option<Running>,
+        /// Tells of each command that takes as long as the test likes.
+        begun: Receiver<()>,
+        /// Such commands end with this.
+        go_on: Option<Sender<Never>>,
     }
 
     impl Site {
         fn start(patience: Duration) -> Site {
             let mut site = Site::folder();
             let socket = Socket::bind(&site.path()).unwrap();
-            site.running = Some(socket.serve_within(patience, Arc::new(Fake)).unwrap());
+            let (begin, begun) = bounded(CLIENTS_MAX);
+            let (go_on, goes_on) = bounded(0);
+            let fake = Arc::new(Fake { begun: begin, go_on: goes_on });
+            (site.begun, site.go_on) = (begun, Some(go_on));
+            site.running = Some(socket.serve_within(patience, fake).unwrap());
             site
         }
 
@@ -448,7 +528,7 @@ mod tests {
             let name = format!("provisioner-admin-{}", fastrand::u64(..));
             let folder = std::env::temp_dir().join(name);
             fs::create_dir_all(&folder).unwrap();
-            Site { folder, running: None }
+            Site { folder, running: None, begun: never(), go_on: None }
         }
 
         fn path(&self) -> PathBuf {
@@ -472,7 +552,7 @@ mod tests {
 
     impl Drop for Site {
         fn drop(&mut self) {
-            drop(self.running.take());
+            drop((self.go_on.take(), self.running.take()));
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
@@ -543,16 +623,50 @@ mod tests {
     }
 
     #[test]
-    fn more_than_eight_clients_are_turned_away() {
+    fn of_more_than_eight_clients_the_one_that_keeps_us_waiting_longest_makes_room() {
         let site = Site::start(LONG);
         let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
+        // The last one is asked first, so that all are in when the first one is.
+        for at in [CLIENTS_MAX - 1, 0] {
+            clients[at].get_mut().write_all(DISCOVER.as_bytes()).unwrap();
+            assert_eq!(read(&mut clients[at]), DONE);
+        }
+        assert_eq!(site.ask(DISCOVER), DONE);
+        assert_eq!(read(&mut clients.remove(1)), "");
         for client in &mut clients {
             client.get_mut().write_all(DISCOVER.as_bytes()).unwrap();
             assert_eq!(read(client), DONE);
         }
+    }
+
+    #[test]
+    fn hung_clients_lock_nobody_out() {
+        let site = Site::start(LONG);
+        let mut hung = Vec::new();
+        for number in 0..5 * CLIENTS_MAX {
+            let mut client = site.connect();
+            // One half says nothing, the other takes nothing.
+            if number % 2 == 0 {
+                let _ = client.get_mut().write_all(b"{\"command\":\"nodes\"}\n");
+            }
+            hung.push(client);
+            assert_eq!(site.ask(DISCOVER), DONE);
+        }
+    }
+
+    #[test]
+    fn a_client_whose_command_is_followed_keeps_its_place() {
+        let mut site = Site::start(LONG);
+        let mut busy: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
+        for client in &mut busy {
+            client.get_mut().write_all(b"{\"command\":\"retry\",\"all\":true}\n").unwrap();
+            site.begun.recv().unwrap();
+        }
         assert_eq!(site.ask(DISCOVER), "{\"ok\":false,\"error\":\"too many clients\"}\n");
-        drop(clients.pop());
-        while site.ask(DISCOVER) != DONE {}
+        drop(site.go_on.take());
+        for client in &mut busy {
+            assert!(read(client).starts_with("{\"ok\":true"));
+        }
     }
 
     #[test]
