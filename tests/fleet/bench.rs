@@ -149,6 +149,7 @@ fn instructions(arguments: &Arguments, helper: &str, nodes: usize) -> Result<u64
         counted: true,
         pki: false,
         network: None,
+        monitor_port: None,
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
@@ -611,6 +612,7 @@ impl Launch<'_> {
             counted: false,
             pki: false,
             network,
+            monitor_port: None,
         };
         settings.start(program, folder, broker)
     }

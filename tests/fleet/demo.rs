@@ -139,6 +139,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let mut log = Log::open(&folder.path.join("daemon.log"));
+        monitor_port: None,
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     // Nodes that are not there can be known by their startup event only, and nobody keeps an event for a daemon that is late.
     while !log.is_connected {

@@ -1,22 +1,29 @@
-//! What broken nodes cost the others, behind `dist/harm`: the same good nodes are provisioned with broken ones among them and
-//! without, in turns, with a daemon whose settings are the default ones. It leaves no process and no file behind.
+//! What broken nodes cost the others, and a crowd at the monitor port, behind `dist/harm`: the same good nodes are provisioned
+//! with that trouble and without, in turns, with a daemon whose settings are the default ones. It leaves no process and no file
+//! behind.
 
 #[path = "mod.rs"]
 mod fleet;
 #[path = "rig.rs"]
 mod rig;
 
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use argh::FromArgs;
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use fleet::crowd::Crowd;
 use fleet::fault::Fault;
 use fleet::{Action, Fleet, Token};
-use rig::{Broker, Folder, LISTENS, Process, Settings, first_discovery, interrupted, median, say};
+use rig::{
+    Broker, Folder, LISTENS, Process, Settings, first_discovery, interrupted, median, say, text,
+};
 
-/// Measures how much slower good nodes are provisioned when broken ones are among them.
+/// Measures how much slower good nodes are provisioned when broken ones are among them, or the monitor port is crowded.
 #[derive(FromArgs)]
 struct Arguments {
     /// the daemon's program
@@ -35,67 +42,86 @@ struct Arguments {
     #[argh(option, default = "1.0")]
     scale: f64,
 
+    /// only what has this in its title; everything by default
+    #[argh(option, default = "String::new()")]
+    only: String,
+
     /// the longest a run may take, in seconds, 120 by default
     #[argh(option, default = "120")]
     timeout: u64,
 }
 
-/// Broken nodes among good ones.
+/// Good nodes in trouble.
 struct Scenario {
     title: &'static str,
     good: usize,
-    broken: usize,
-    fault: Fault,
+    trouble: Trouble,
     /// When the good ones come.
     good_come: When,
-    /// The least share of their speed without the broken ones.
+    /// The least share of their speed without the trouble.
     goal: f64,
+}
+
+enum Trouble {
+    /// So many broken nodes.
+    Nodes(usize, Fault),
+    /// A crowd at the monitor port, which comes first.
+    Crowd,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// Together with the broken ones.
+    /// Together with the broken ones, if there are any.
     Together,
     /// When every broken one has failed this often.
     AfterFailures(u32),
 }
 
-fn scenarios() -> [Scenario; 4] {
+fn scenarios() -> [Scenario; 5] {
     [
         Scenario {
             title: "a quarter is gone",
             good: 1_500,
-            broken: 500,
-            fault: Fault::Gone,
+            trouble: Trouble::Nodes(500, Fault::Gone),
             good_come: When::Together,
             goal: 1.0 / 1.1,
         },
         Scenario {
             title: "5% are connected and silent",
             good: 1_900,
-            broken: 100,
-            fault: Fault::Silent,
+            trouble: Trouble::Nodes(100, Fault::Silent),
             good_come: When::Together,
             goal: 0.9,
         },
         Scenario {
             title: "5% answer the inventory and nothing after it",
             good: 1_900,
-            broken: 100,
-            fault: Fault::SilentFrom(Action::Jwt),
+            trouble: Trouble::Nodes(100, Fault::SilentFrom(Action::Jwt)),
             good_come: When::Together,
             goal: 0.7,
         },
         Scenario {
             title: "as many fail for ever, and have failed twice",
             good: 1_000,
-            broken: 1_000,
-            fault: Fault::Token(Token::Foreign),
+            trouble: Trouble::Nodes(1_000, Fault::Token(Token::Foreign)),
             good_come: When::AfterFailures(2),
+            goal: 0.9,
+        },
+        Scenario {
+            title: "a crowd at the monitor port",
+            good: 2_000,
+            trouble: Trouble::Crowd,
+            good_come: When::Together,
             goal: 0.9,
         },
     ]
 }
+
+/// The longest a scrape may take, whatever happens.
+const SCRAPE_MAX: Duration = Duration::from_secs(2);
+
+/// The time from one scrape to the next.
+const SCRAPE_PAUSE: Duration = Duration::from_millis(200);
 
 /// How often progress is looked at.
 const REFRESH: Duration = Duration::from_millis(5);
@@ -115,47 +141,74 @@ fn main() -> ExitCode {
 fn measure(arguments: &Arguments) -> Result<bool, String> {
     let interrupted = interrupted()?;
     say(
-        "| broken nodes | good | broken | good nodes/s without | with | share of the speed | goal |",
+        "| trouble | good nodes | broken | good nodes/s without | with | share of the speed | goal | longest scrape, ms |",
     );
-    say("| --- | --- | --- | --- | --- | --- | --- |");
+    say("| --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut reached = true;
-    for scenario in scenarios() {
-        let scaled = |count: usize| ((count as f64 * arguments.scale) as usize).max(1);
-        let (good, broken) = (scaled(scenario.good), scaled(scenario.broken));
+    for scenario in scenarios().iter().filter(|each| each.title.contains(&arguments.only)) {
         let (mut without, mut with) = (Vec::new(), Vec::new());
         for _ in 0..arguments.rounds.max(1) {
             if interrupted() {
                 return Err("interrupted".to_owned());
             }
-            without.push(rate(arguments, &scenario, good, 0)?);
-            with.push(rate(arguments, &scenario, good, broken)?);
+            without.push(run(arguments, scenario, false)?);
+            with.push(run(arguments, scenario, true)?);
         }
-        let (without, with) = (median(&without), median(&with));
+        let rate = |runs: &[Run]| median(&runs.iter().map(|run| run.rate).collect::<Vec<_>>());
+        let scrape = with.iter().map(|run| run.longest_scrape).max().unwrap_or_default();
+        let (without, with) = (rate(&without), rate(&with));
         let share = with / without;
-        reached &= share >= scenario.goal;
+        let is_reached = share >= scenario.goal && scrape <= SCRAPE_MAX;
+        reached &= is_reached;
         say(&format!(
-            "| {} | {good} | {broken} | {without:.0} | {with:.0} | {share:.2} | {:.2} |",
-            scenario.title, scenario.goal
+            "| {} | {} | {} | {without:.0} | {with:.0} | {share:.2} | {:.2}{} | {} |",
+            scenario.title,
+            scaled(arguments, scenario.good),
+            scenario.broken(arguments),
+            scenario.goal,
+            if is_reached { "" } else { ", **missed**" },
+            scrape.as_millis()
         ));
     }
     Ok(reached)
 }
 
-/// Good nodes provisioned in a second, from the moment they announce themselves to the last.
-fn rate(
-    arguments: &Arguments,
-    scenario: &Scenario,
-    good: usize,
-    broken: usize,
-) -> Result<f64, String> {
+fn scaled(arguments: &Arguments, count: usize) -> usize {
+    ((count as f64 * arguments.scale) as usize).max(1)
+}
+
+impl Scenario {
+    /// How many broken nodes there are.
+    fn broken(&self, arguments: &Arguments) -> usize {
+        match self.trouble {
+            Trouble::Nodes(broken, _) => scaled(arguments, broken),
+            Trouble::Crowd => 0,
+        }
+    }
+}
+
+/// What one run came to.
+struct Run {
+    /// Good nodes provisioned in a second, from the moment they announce themselves to the last.
+    rate: f64,
+    longest_scrape: Duration,
+}
+
+fn run(arguments: &Arguments, scenario: &Scenario, has_trouble: bool) -> Result<Run, String> {
     let folder = Folder::create("choria-harm")?;
     let broker = Broker::start(&folder)?;
+    let good = scaled(arguments, scenario.good);
+    let mut builder = Fleet::builder(&broker.url).discoverable(false);
     // Spread among the good ones, as in a real fleet; known by their events, since the gone ones answer nothing.
-    let fleet = Fleet::builder(&broker.url)
-        .nodes(good + broken)
-        .fault(broken, scenario.fault.clone())
-        .discoverable(false)
-        .start_quietly();
+    builder = match &scenario.trouble {
+        Trouble::Nodes(_, fault) if has_trouble => {
+            let broken = scenario.broken(arguments);
+            builder.nodes(good + broken).fault(broken, fault.clone())
+        }
+        Trouble::Nodes(..) | Trouble::Crowd => builder.nodes(good),
+    };
+    let fleet = builder.start_quietly();
+    let monitor_port = free_port()?;
     let settings = Settings {
         helper: &arguments.helper,
         workers: 0,
@@ -166,11 +219,15 @@ fn rate(
         counted: false,
         pki: false,
         network: None,
+        monitor_port: Some(monitor_port),
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     first_discovery(&fleet, &daemon)?;
     thread::sleep(LISTENS);
+    let crowd = matches!(scenario.trouble, Trouble::Crowd) && has_trouble;
+    let _crowd = crowd.then(|| Crowd::gather(monitor_port)).transpose().map_err(text)?;
+    let scraper = Scraper::start(monitor_port);
     let named = |with_fault: bool| -> Vec<String> {
         let chosen = fleet.iter().filter(|node| node.fault().is_some() == with_fault);
         chosen.map(|node| node.identity()).collect()
@@ -200,10 +257,55 @@ fn rate(
     };
     wait(&daemon, deadline, "good nodes are not provisioned", || fleet.provisioned() >= good)?;
     let rate = good as f64 / begun.elapsed().as_secs_f64();
+    let longest_scrape = scraper.longest();
     match fleet.violations().into_iter().next() {
         Some(violation) => Err(format!("{}: {violation}", scenario.title)),
-        None => Ok(rate),
+        None => Ok(Run { rate, longest_scrape }),
     }
+}
+
+/// Asks for the metrics over and over, as several of Prometheus would.
+struct Scraper {
+    stop: Sender<()>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Scraper {
+    fn start(port: u16) -> Scraper {
+        let (stop, stopped) = bounded(0);
+        let thread = thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while stopped.recv_timeout(SCRAPE_PAUSE) == Err(RecvTimeoutError::Timeout) {
+                let begun = Instant::now();
+                // One that fails has taken for ever.
+                let took = if scrape(port).is_ok() { begun.elapsed() } else { Duration::MAX };
+                longest = longest.max(took);
+            }
+            longest
+        });
+        Scraper { stop, thread }
+    }
+
+    /// The longest time that one took.
+    fn longest(self) -> Duration {
+        drop(self.stop);
+        self.thread.join().unwrap_or(Duration::MAX)
+    }
+}
+
+fn scrape(port: u16) -> io::Result<()> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(SCRAPE_MAX))?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(io::ErrorKind::Other.into()) }
+}
+
+/// A port that nobody has, for the moment.
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(text)?;
+    Ok(listener.local_addr().map_err(text)?.port())
 }
 
 fn wait(

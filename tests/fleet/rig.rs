@@ -248,6 +248,8 @@ impl Settings<'_> {
         set("loglevel", &self.loglevel);
         set("token", &"s3cret");
         set("site", &"practice");
+    /// The port of its metrics, if it has one.
+    pub monitor_port: Option<u16>,
         match self.network {
             None => {
                 set("choria_insecure", &true);
@@ -290,6 +292,9 @@ impl Settings<'_> {
         command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
         Process::start(&mut command)
     }
+        if let Some(port) = self.monitor_port {
+            set("monitor_port", &port);
+        }
 }
 
 /// One line on standard output; nobody reading it is no reason to stop.
