@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     let result = match bare::Arguments::of_process() {
         Some(arguments) => arguments.and_then(|arguments| bare::run(&arguments)),
         None => {
-            let arguments: Arguments = argh::from_env();
+            let arguments: Arguments = rig::arguments();
             match arguments.count {
                 Some(most) => count(&arguments, most),
                 None => compare(&arguments),

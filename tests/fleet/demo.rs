@@ -84,7 +84,7 @@ const LISTED_MAX: usize = 60;
 const REFRESH: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
-    match run(&argh::from_env()) {
+    match run(&rig::arguments()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(problem) => {

@@ -127,7 +127,7 @@ const SCRAPE_PAUSE: Duration = Duration::from_millis(200);
 const REFRESH: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
-    match measure(&argh::from_env()) {
+    match measure(&rig::arguments()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(problem) => {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use argh::FromArgs;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -23,6 +24,27 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// How often something is looked at that nobody tells us about.
 const REFRESH: Duration = Duration::from_millis(10);
+
+/// The arguments of this process, with `--flag value` and `--flag=value`; wrong ones and `--help` end it.
+pub fn arguments<T: FromArgs>() -> T {
+    let words = std::env::args().flat_map(|word| match word.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") => vec![flag.to_owned(), value.to_owned()],
+        _ => vec![word],
+    });
+    let words: Vec<String> = words.collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (name, words) = words.split_first().unwrap_or((&"", &[]));
+    T::from_args(&[name], words).unwrap_or_else(|exit| match exit.status {
+        Ok(()) => {
+            say(&exit.output);
+            std::process::exit(0)
+        }
+        Err(()) => {
+            let _ = writeln!(io::stderr(), "{}", exit.output);
+            std::process::exit(2)
+        }
+    })
+}
 
 /// Tells whether we were asked to end, by SIGTERM or SIGINT.
 pub fn interrupted() -> Result<impl Fn() -> bool, String> {
@@ -226,6 +248,8 @@ pub struct Settings<'a> {
     pub pki: bool,
     /// How the network is secured, if it is.
     pub network: Option<&'a Network>,
+    /// The port of its metrics, if it has one.
+    pub monitor_port: Option<u16>,
 }
 
 impl Settings<'_> {
@@ -248,8 +272,6 @@ impl Settings<'_> {
         set("loglevel", &self.loglevel);
         set("token", &"s3cret");
         set("site", &"practice");
-    /// The port of its metrics, if it has one.
-    pub monitor_port: Option<u16>,
         match self.network {
             None => {
                 set("choria_insecure", &true);
@@ -269,6 +291,9 @@ impl Settings<'_> {
         }
         if let Some(entries) = self.work_queue {
             set("work_queue", &entries);
+        }
+        if let Some(port) = self.monitor_port {
+            set("monitor_port", &port);
         }
         let settings = folder.write("choria-provisioner.yaml", &yaml)?;
         let mut client =
@@ -292,9 +317,6 @@ impl Settings<'_> {
         command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
         Process::start(&mut command)
     }
-        if let Some(port) = self.monitor_port {
-            set("monitor_port", &port);
-        }
 }
 
 /// One line on standard output; nobody reading it is no reason to stop.
