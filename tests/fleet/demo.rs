@@ -80,6 +80,9 @@ const USUAL_FAULTS: [&str; 8] = [
 /// How many broken nodes are listed one by one; more are shown by kind.
 const LISTED_MAX: usize = 60;
 
+/// How long nothing may happen before it is said why.
+const STALL: Duration = Duration::from_secs(3);
+
 /// How often the screen is brought up to date.
 const REFRESH: Duration = Duration::from_millis(50);
 
@@ -136,10 +139,10 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         counted: false,
         pki: arguments.pki,
         network: network.as_ref(),
+        monitor_port: None,
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
     let mut log = Log::open(&folder.path.join("daemon.log"));
-        monitor_port: None,
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     // Nodes that are not there can be known by their startup event only, and nobody keeps an event for a daemon that is late.
     while !log.is_connected {
@@ -283,6 +286,8 @@ struct Screen {
     first: Option<Instant>,
     last: Option<(Instant, usize)>,
     told: Option<(Instant, usize, usize)>,
+    /// How many were served when it was said why the others are not.
+    explained: Option<usize>,
 }
 
 impl Screen {
@@ -294,6 +299,7 @@ impl Screen {
             first: None,
             last: None,
             told: None,
+            explained: None,
         }
     }
 
@@ -316,7 +322,30 @@ impl Screen {
             self.last = Some((now, progress.served));
         }
         self.show(&progress, now);
+        self.explain(&progress, now, fleet, log);
         progress
+    }
+
+    /// Says once why healthy nodes wait, if they do for long: what is wrong is then usually wrong with all.
+    fn explain(&mut self, progress: &Progress, now: Instant, fleet: &Fleet, log: &Log) {
+        let Some((since, served)) = self.last else { return };
+        if now.duration_since(since) < STALL
+            || served == progress.healthy
+            || self.explained == Some(served)
+        {
+            return;
+        }
+        let mut waiting = fleet.iter().filter(|node| node.expected() != Expected::Broken);
+        let reason = waiting.find_map(|node| {
+            let reason = log.reasons.get(&node.identity()).filter(|_| !node.is_provisioned())?;
+            Some(format!("{} is healthy and waits: {reason}", node.identity()))
+        });
+        self.finish();
+        say(&reason.unwrap_or_else(|| {
+            let tail = log.tail();
+            format!("healthy nodes wait, and the daemon does not say why; its log:\n{tail}")
+        }));
+        self.explained = Some(served);
     }
 
     fn show(&mut self, progress: &Progress, now: Instant) {
