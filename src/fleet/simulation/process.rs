@@ -639,6 +639,8 @@ impl Process {
                     false
                 }
             });
+            let has_seat = |seat: &Seat| attempts.iter().any(|attempt| attempt.seat == *seat);
+            assert!(self.woken.iter().all(has_seat), "a permit went to a node that has ended");
             self.attempts = attempts;
             if self.woken.is_empty() {
                 break;
