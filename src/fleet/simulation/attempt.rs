@@ -271,6 +271,10 @@ impl Attempt {
         if !self.proceeds(us, scene)? {
             return Ok(Next::Wait);
         }
+        let identity = &self.key.identity;
+        assert!(!us.is_lease_over(scene.boot), "{identity} goes on while nobody says we lead");
+        assert_eq!(us.term, self.own_term, "{identity} goes on in another term");
+        assert!(us.has_term, "{identity} goes on without a term");
         match self.step {
             Step::Helper => {
                 let until = scene.mono + duration(scene.rng.u64(..HELPER_MAX));
@@ -308,8 +312,6 @@ impl Attempt {
         us: &mut Process,
         scene: &mut Scene<'_>,
     ) -> Result<Next, Wrong> {
-        assert_eq!(us.term, self.own_term, "{} goes on in another term", self.key.identity);
-        assert!(us.has_term, "{} goes on without a term", self.key.identity);
         let adopted = if action == Action::Inventory { self.adopted.take() } else { None };
         let registration = match adopted {
             Some((registration, answer)) => {
