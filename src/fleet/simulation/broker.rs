@@ -17,6 +17,8 @@ pub struct Brokers {
 #[derive(Debug, Clone, Copy)]
 pub struct Bucket {
     pub exists: bool,
+    /// Counts how often it was made anew.
+    pub made: u32,
     pub at: usize,
     pub ttl: Time,
     pub last_number: u64,
@@ -58,7 +60,7 @@ impl Brokers {
 
 impl Bucket {
     pub fn new(ttl: Time, exists: bool) -> Bucket {
-        Bucket { exists, at: 0, ttl, last_number: 0, key: None }
+        Bucket { exists, made: 0, at: 0, ttl, last_number: 0, key: None }
     }
 
     /// Answers a request, or not at all.
@@ -98,9 +100,9 @@ impl Bucket {
     /// Made anew, or from a copy that is not quite new: old numbers mean other keys.
     pub fn comes(&mut self, rng: &mut Rng) {
         if !self.exists {
-            let former = self.last_number.saturating_sub(rng.u64(..6));
+            let former = self.last_number.saturating_sub(rng.u64(..12));
             let last_number = if rng.bool() { 0 } else { former };
-            *self = Bucket { exists: true, last_number, key: None, ..*self };
+            *self = Bucket { exists: true, made: self.made + 1, last_number, key: None, ..*self };
         }
     }
 }

@@ -27,8 +27,8 @@ pub struct Actors {
 }
 
 impl Actors {
-    /// A bucket made anew gives numbers again that it gave before, so a key may look like one's own that is not: a term can
-    /// then go on behind another's, later and never beside it.
+    /// A bucket made anew gives numbers again that another gave before. To whoever writes with one of those its key looks like
+    /// its own all the time: its term then goes on behind another's, later and never beside it.
     pub fn forget(&mut self) {
         *self = Actors::default();
     }
@@ -182,13 +182,15 @@ impl World {
                 Some(NodeState::Queued { .. }) | None => 0,
             });
         }
+        // Another that led before may have locked it, which is asked about once more just before the lock ends.
+        let locked = if self.daemons.len() > 1 { LOCK + micros(registry::BUSY_WAIT) } else { 0 };
         // Small queues turn nodes away, those that are silent take the prober's places, and permits are shared.
         let steps = self.setup.plan.len() as u64;
         let behind = others * (BEHIND_MAX + HELPER_MAX + steps * (THINKS_MAX + SECOND));
         let round = 2 * micros(limits.interval) + behind + 5 * SECOND;
         let failures = it.failures_left();
         let again = failures * (self.longest_attempt() + self.longest_wait(node) + round);
-        self.now + begin + first + round + again
+        self.now + begin + first + locked + round + again
     }
 
     /// The longest that a node is left alone after an attempt.

@@ -1,18 +1,23 @@
 //! A daemon's machine: its clocks, and the process that runs on it.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use fastrand::Rng;
 
 use crate::clock::BootTime;
-use crate::fleet::simulation::network::Network;
+use crate::fleet::simulation::network::{Network, PEACE};
 use crate::fleet::simulation::process::{Input, Process};
 use crate::fleet::simulation::{Time, duration, micros};
 
 /// One of our daemons, whichever process it is at the time.
 pub struct Daemon {
     pub clock: Clock,
-    pub network: Network,
+    network: Network,
+    /// Its way to the broker is slow until then.
+    pub congested_until: Time,
+    /// The numbers that its writes were given, and which bucket gave each last.
+    pub numbers: BTreeMap<u64, u32>,
     /// Counts its processes.
     pub incarnation: u32,
     pub process: Option<Process>,
@@ -28,10 +33,13 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(rng: &mut Rng) -> Daemon {
+    pub fn new(is_smooth: bool, rng: &mut Rng) -> Daemon {
+        let network = Network::new(8..500, 10..300, rng);
         Daemon {
             clock: Clock::new(rng),
-            network: Network::new(8..500, 10..300, rng),
+            network: if is_smooth { PEACE } else { network },
+            congested_until: 0,
+            numbers: BTreeMap::new(),
             incarnation: 0,
             process: None,
             is_frozen: false,
@@ -48,9 +56,15 @@ impl Daemon {
         self.process = None;
         self.incarnation += 1;
         self.connection = None;
+        self.numbers.clear();
         self.is_frozen = false;
         self.waiting.clear();
         (self.fleet_wakes, self.election_wakes) = (None, None);
+    }
+
+    /// The way to its broker as it is now.
+    pub fn network(&self, now: Time) -> Network {
+        if now < self.congested_until { self.network.congested() } else { self.network }
     }
 
     /// Whether it leads by what it knows itself.

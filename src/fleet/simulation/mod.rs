@@ -79,6 +79,8 @@ struct Setup {
     stalls: bool,
     /// Nothing happens but what the nodes do.
     is_quiet: bool,
+    /// What goes wrong otherwise.
+    troubles: Vec<trouble::Kind>,
 }
 
 impl Setup {
@@ -122,6 +124,7 @@ impl Setup {
             plan,
             stalls: rng.bool(),
             is_quiet: rng.u8(..5) == 0,
+            troubles: trouble::Kind::some(rng),
         }
     }
 
@@ -234,6 +237,7 @@ impl Seen {
             "handed over",
             "a term outlived a connection",
             "woke up as former leader",
+            "a number of another bucket",
             "leader killed",
             "partition",
             "broker restart",

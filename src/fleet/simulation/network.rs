@@ -29,6 +29,11 @@ impl Network {
             doubled_one_in: rng.u64(doubled_one_in),
         }
     }
+
+    /// The same with every other message late.
+    pub fn congested(self) -> Network {
+        Network { slow_one_in: 2, slow_max: 2 * SECOND, ..self }
+    }
 }
 
 pub const PEACE: Network = Network {

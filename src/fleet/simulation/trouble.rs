@@ -1,6 +1,9 @@
 //! What goes wrong around the nodes, and the end of it.
 
 use std::cmp::Reverse;
+use std::iter::repeat_n;
+
+use fastrand::Rng;
 
 use crate::fleet::simulation::process::Input;
 use crate::fleet::simulation::world::{Event, Phase, RECONNECT_MAX, World};
@@ -9,7 +12,7 @@ use crate::fleet::simulation::{MINUTE, MS, SECOND, Time};
 /// How long trouble lasts with an election, whose every second costs a lot, and without.
 const TROUBLE_MAX: [Time; 2] = [MINUTE, 5 * MINUTE];
 /// From one thing that goes wrong to the next.
-const GAP_MAX: [Time; 2] = [3 * SECOND, 15 * SECOND];
+const GAP_MAX: [Time; 2] = [4 * SECOND, 15 * SECOND];
 /// The longest that a broker, the bucket or the way between brokers is gone.
 const OUTAGE_MAX: Time = 15 * SECOND;
 /// The longest pause of an operator.
@@ -18,6 +21,65 @@ const PAUSE_MAX: Time = 10 * SECOND;
 pub const OFF_MAX: Time = 40 * SECOND;
 /// When all that is on its way in bad times has arrived.
 pub const SETTLED_AFTER: Time = 12 * SECOND;
+
+/// What may go wrong around the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    BrokerRestart,
+    Partition,
+    LinkEnds,
+    Congestion,
+    Freeze,
+    Pause,
+    StepDown,
+    Kill,
+    Drain,
+    Abort,
+    BucketGone,
+    BucketMadeAnew,
+    ForeignWrite,
+    Purge,
+    NodeBoots,
+    NodeOff,
+    NodeLosesBroker,
+    Retry,
+    Deny,
+    Reload,
+}
+
+impl Kind {
+    /// All of them, and how often each comes up among the others.
+    const ALL: [(Kind, usize); 20] = [
+        (Kind::BrokerRestart, 4),
+        (Kind::Partition, 2),
+        (Kind::LinkEnds, 3),
+        (Kind::Congestion, 3),
+        (Kind::Freeze, 5),
+        (Kind::Pause, 1),
+        (Kind::StepDown, 2),
+        (Kind::Kill, 1),
+        (Kind::Drain, 1),
+        (Kind::Abort, 1),
+        (Kind::BucketGone, 1),
+        (Kind::BucketMadeAnew, 1),
+        (Kind::ForeignWrite, 1),
+        (Kind::Purge, 3),
+        (Kind::NodeBoots, 1),
+        (Kind::NodeOff, 2),
+        (Kind::NodeLosesBroker, 1),
+        (Kind::Retry, 1),
+        (Kind::Deny, 2),
+        (Kind::Reload, 1),
+    ];
+
+    /// What goes wrong in one run, each as often as it comes up. Where everything does, nobody leads for long: in most runs
+    /// it is a few kinds.
+    pub fn some(rng: &mut Rng) -> Vec<Kind> {
+        let one_in = rng.u8(1..=4);
+        let kinds = Kind::ALL.into_iter().filter(|_| rng.u8(..one_in) == 0);
+        kinds.flat_map(|(kind, times)| repeat_n(kind, times)).collect()
+    }
+}
 
 impl World {
     /// Decides when daemons and nodes begin, and when trouble ends.
@@ -41,72 +103,73 @@ impl World {
     pub fn trouble(&mut self) {
         self.within(GAP_MAX[usize::from(!self.setup.is_elected)], Event::Trouble);
         let now = self.now;
-        // Only a key that changes hands while answers are late shows who counts its time from when.
-        if self.setup.is_elected && self.rng.u8(..3) == 0 {
-            self.within(2 * SECOND, Event::Purge);
-        }
-        let daemon = self.rng.usize(..self.daemons.len());
+        // Whoever leads has the most to lose.
+        let leader = self.daemons.iter().position(|daemon| daemon.leads(now));
+        let any = self.rng.usize(..self.daemons.len());
+        let daemon = leader.filter(|_| self.rng.bool()).unwrap_or(any);
         let node = self.rng.usize(..self.nodes.len());
-        match self.rng.u8(..34) {
-            0..4 => {
+        let Some(kind) = self.rng.choice(&self.setup.troubles).copied() else { return };
+        match kind {
+            Kind::BrokerRestart => {
                 let broker = self.rng.usize(..self.brokers.is_up.len());
                 self.disturb(now + OUTAGE_MAX + RECONNECT_MAX);
                 self.at(now, Event::BrokerStops(broker));
                 self.within(OUTAGE_MAX, Event::BrokerStarts(broker));
             }
-            4..6 if self.brokers.is_up.len() > 1 => {
+            Kind::Partition if self.brokers.is_up.len() > 1 => {
                 self.seen.note("partition");
                 let broker = self.rng.usize(..self.brokers.is_up.len());
                 self.disturb(now + OUTAGE_MAX);
                 self.at(now, Event::CutOff(Some(broker)));
                 self.within(OUTAGE_MAX, Event::CutOff(None));
             }
-            4..9 => self.at(now, Event::LinkEnds(daemon)),
-            9..14 => {
+            Kind::Partition | Kind::LinkEnds => self.at(now, Event::LinkEnds(daemon)),
+            Kind::Congestion => self.at(now, Event::Congestion(daemon)),
+            Kind::Freeze => {
                 let sleeps = self.rng.bool();
                 self.at(now, Event::Freeze { daemon, sleeps });
             }
-            14 => {
+            Kind::Pause => {
                 let lasts = self.rng.u64(..PAUSE_MAX);
                 self.disturb(now + lasts);
                 self.input(now, daemon, Input::Pause(true));
                 self.input(now + lasts, daemon, Input::Pause(false));
             }
-            15..17 => self.input(now, daemon, Input::StepDown),
-            17 => {
+            Kind::StepDown => self.input(now, daemon, Input::StepDown),
+            Kind::Kill => {
                 self.disturb(now);
                 self.at(now, Event::Kill(daemon));
             }
-            18 => self.input(now, daemon, Input::Drain),
-            19 => {
+            Kind::Drain => self.input(now, daemon, Input::Drain),
+            Kind::Abort => {
                 let late = self.rng.u64(..5 * SECOND);
                 self.input(now, daemon, Input::Drain);
                 self.input(now + late, daemon, Input::Abort);
             }
-            20 => {
+            Kind::BucketGone => {
                 self.at(now, Event::BucketGoes);
                 self.within(OUTAGE_MAX, Event::BucketComes);
             }
-            21 => {
+            Kind::BucketMadeAnew => {
                 self.brokers.bucket.exists = false;
                 self.at(now, Event::BucketComes);
             }
-            22 => self.at(now, Event::ForeignWrite),
-            23..26 => self.at(now, Event::Purge),
-            26 => self.at(now, Event::NodeBoots(node)),
-            27..29 => {
+            Kind::ForeignWrite => self.at(now, Event::ForeignWrite),
+            Kind::Purge => self.at(now, Event::Purge),
+            Kind::NodeBoots => self.at(now, Event::NodeBoots(node)),
+            Kind::NodeOff => {
                 let boot = self.nodes[node].boot;
                 self.at(now, Event::NodeGoesDown { node, boot });
                 self.within(OFF_MAX, Event::NodeBoots(node));
             }
-            29 => self.at(now, Event::NodeLosesBroker(node)),
-            30 => self.input(now, daemon, Input::Retry(node)),
-            31..33 => {
+            Kind::NodeLosesBroker => self.at(now, Event::NodeLosesBroker(node)),
+            Kind::Retry => self.input(now, daemon, Input::Retry(node)),
+            Kind::Deny => {
                 let lasts = self.rng.u64(..OFF_MAX);
                 self.input(now, daemon, Input::Deny(node, true));
                 self.input(now + lasts, daemon, Input::Deny(node, false));
             }
-            _ => self.input(now, daemon, Input::Reload),
+            Kind::Reload => self.input(now, daemon, Input::Reload),
         }
     }
 
@@ -122,6 +185,7 @@ impl World {
             | Event::ForeignWrite
             | Event::Purge
             | Event::LinkEnds(_)
+            | Event::Congestion(_)
             | Event::NodeLosesBroker(_)
             | Event::Trouble => true,
             Event::Process { input, .. } => matches!(

@@ -20,6 +20,8 @@ pub const RECONNECT_MAX: Time = 20 * SECOND;
 const LATE_MAX: Time = 30 * MS;
 /// How late a startup event is at most.
 const EVENT_LATE_MAX: Time = 1_500 * MS;
+/// How long a way is slow.
+const CONGESTION: Time = 5 * SECOND;
 /// How long running nodes get when a daemon drains.
 const DRAIN_TIMEOUT: Time = 30 * SECOND;
 
@@ -154,6 +156,8 @@ pub enum Event {
     /// The key is deleted, which makes it free for all.
     Purge,
     LinkEnds(usize),
+    /// The way between a daemon and its broker is slow for a while.
+    Congestion(usize),
     NodeLosesBroker(usize),
     Trouble,
     Peace,
@@ -180,7 +184,9 @@ impl World {
             [4, 4, 5, 10][rng.usize(..4)] * SECOND,
             setup.is_quiet || rng.u8(..4) > 0,
         );
-        let daemons = (0..daemons).map(|_| Daemon::new(&mut rng)).collect();
+        // Where every message may be late or lost, nobody leads for long.
+        let is_smooth = rng.bool();
+        let daemons = (0..daemons).map(|_| Daemon::new(is_smooth, &mut rng)).collect();
         let mut world = World {
             seed,
             is_traced,
@@ -274,13 +280,7 @@ impl World {
                 }
             }
             Event::Request { node, boot, id, ask, back } => self.request(node, boot, id, ask, back),
-            Event::Bucket { back, ticket, request } => {
-                let peace = self.is_peaceful() || self.setup.is_quiet;
-                let answer = self.brokers.bucket.serve(request, self.now, peace, &mut self.rng);
-                if let Some(answer) = answer {
-                    self.carry(back, News::Election(ticket, answer));
-                }
-            }
+            Event::Bucket { back, ticket, request } => self.ask_bucket(back, ticket, request),
             Event::NodeBoots(node) => self.node_boots(node),
             Event::NodeGoesDown { node, boot } => {
                 if self.nodes[node].boot == boot {
@@ -295,6 +295,9 @@ impl World {
             }
             Event::Reconnect { daemon, incarnation } => self.connect(daemon, incarnation),
             Event::LinkEnds(daemon) => self.disconnect(daemon, 10 * MS),
+            Event::Congestion(daemon) => {
+                self.daemons[daemon].congested_until = self.now + CONGESTION;
+            }
             Event::Freeze { daemon, sleeps } => self.freeze(daemon, sleeps),
             Event::Thaw { daemon, slept } => self.thaw(daemon, slept),
             Event::Start(daemon) => self.start(daemon),
@@ -309,12 +312,7 @@ impl World {
             Event::BrokerStarts(broker) => self.brokers.is_up[broker] = true,
             Event::CutOff(broker) => self.brokers.cut_off = broker,
             Event::BucketGoes => self.brokers.bucket.exists = false,
-            Event::BucketComes => {
-                if !self.brokers.bucket.exists {
-                    self.actors.forget();
-                }
-                self.brokers.bucket.comes(&mut self.rng);
-            }
+            Event::BucketComes => self.brokers.bucket.comes(&mut self.rng),
             Event::ForeignWrite => {
                 self.brokers.bucket.write(self.now);
             }
@@ -462,7 +460,7 @@ impl World {
     fn convey(&mut self, daemon: usize, event: Event) {
         let network = match self.is_peaceful() || self.setup.is_quiet {
             true => PEACE,
-            false => self.daemons[daemon].network,
+            false => self.daemons[daemon].network(self.now),
         };
         if self.rng.u64(..network.lost_one_in) == 0 {
             self.disturb(self.now);
@@ -477,6 +475,40 @@ impl World {
                 self.disturb(at);
             }
             self.at(at, event.clone());
+        }
+    }
+
+    fn ask_bucket(&mut self, back: Back, ticket: election::Ticket, request: broker::Request) {
+        let peace = self.is_peaceful() || self.setup.is_quiet;
+        let answer = self.brokers.bucket.serve(request, self.now, peace, &mut self.rng);
+        if let (broker::Request::Write { expected }, Some(election::Answer::Stored(number))) =
+            (request, &answer)
+        {
+            self.stored(back, expected, *number);
+        }
+        if let Some(answer) = answer {
+            self.carry(back, News::Election(ticket, answer));
+        }
+    }
+
+    /// A write of a daemon's to the key was good.
+    fn stored(&mut self, back: Back, expected: u64, number: u64) {
+        let it = &mut self.daemons[back.daemon];
+        if it.incarnation != back.incarnation {
+            return;
+        }
+        let made = self.brokers.bucket.made;
+        let is_of_another = it.numbers.get(&expected).is_some_and(|of| *of != made);
+        it.numbers.insert(number, made);
+        // A key that changes hands while the answer is under way shows who counts its time from when.
+        let one_in = if self.now < it.congested_until { 2 } else { 30 };
+        let changes_hands = it.leads(self.now) && self.rng.u8(..one_in) == 0;
+        if changes_hands && !self.is_peaceful() && !self.setup.is_quiet {
+            self.at(self.now + MS, Event::Purge);
+        }
+        if is_of_another {
+            self.seen.note("a number of another bucket");
+            self.actors.forget();
         }
     }
 
@@ -591,8 +623,13 @@ impl World {
         it.is_frozen = true;
         if it.leads(self.now) {
             self.seen.note("woke up as former leader");
+            // By the time it wakes up another leads, and the key may have the number again that it had then.
+            if self.rng.bool() {
+                self.brokers.bucket.exists = false;
+                self.at(self.now + MS, Event::BucketComes);
+            }
         }
-        let longest = [SECOND, 3 * SECOND, 20 * SECOND][self.rng.usize(..3)];
+        let longest = [SECOND, 6 * SECOND, 20 * SECOND][self.rng.usize(..3)];
         let lasts = self.rng.u64(..longest);
         self.disturb(self.now + lasts + SECOND);
         let slept = if sleeps { lasts } else { 0 };
