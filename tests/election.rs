@@ -6,17 +6,14 @@ mod fleet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use choria_provisioner::metrics::Metrics;
-use choria_provisioner::protocol::subject::{Pattern, Subject};
-use choria_provisioner::secret::Secret;
-use choria_provisioner::transport::address::ServerAddress;
-use choria_provisioner::transport::connection::{Connection, Options};
-use choria_provisioner::transport::login::Credentials;
-use choria_provisioner::transport::{Publish, Subscription, Transport};
+use choria_provisioner::protocol::subject::Pattern;
+use choria_provisioner::transport::connection::Connection;
+use choria_provisioner::transport::{Subscription, Transport};
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Signal, kill_process};
 
-use common::{Daemon, NatsServer, SOON, TempDir, wait_until, within};
+use common::streams::{Streams, connect};
+use common::{Daemon, SOON, wait_until, within};
 use fleet::Fleet;
 
 /// Longer than any test waits: whoever leads before that was handed the key.
@@ -111,7 +108,7 @@ fn a_bucket_that_comes_later_is_found_and_its_lack_shows_in_readiness() {
         status == 503 && body.contains("stream not found")
     });
     daemon.wait_logged(SOON, &["The election can't be held", "stream not found"]);
-    scene.make_bucket(SHORT);
+    scene.streams.make_bucket(SHORT);
     scene.wait_leads(&daemon);
     assert_eq!(daemon.get("/readyz").unwrap().0, 200);
     scene.fleet(5).wait_all_provisioned(within(SOON)).unwrap();
@@ -126,7 +123,7 @@ fn a_leader_keeps_its_term_while_its_broker_is_restarted() {
     wait_until(SOON, "it is in the middle", || {
         first.metric("provisioned") > 0.0 && first.metric("busy_workers") > 0.0
     });
-    scene.broker.restart();
+    scene.streams.broker.restart();
     let back = Instant::now();
     first.wait_logged(SOON, &["Leadership has to be confirmed"]);
     scene.wait_leads(&first);
@@ -140,7 +137,7 @@ fn a_leader_keeps_its_term_while_its_broker_is_restarted() {
 fn a_key_that_an_operator_takes_away_ends_the_leadership() {
     let scene = Scene::start(SHORT);
     let daemon = scene.leader("p1");
-    scene.ask("$KV.CHORIA_LEADER_ELECTION.provisioner", b"");
+    scene.streams.ask("$KV.CHORIA_LEADER_ELECTION.provisioner", b"");
     daemon.wait_logged(SOON, &["Lost leadership", "wrong last sequence"]);
     assert_eq!(daemon.get("/readyz").unwrap().0, 200, "that is how an election goes");
     scene.wait_leads(&daemon);
@@ -166,57 +163,23 @@ printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}
 
 /// A broker with the two accounts of a Choria Broker and Choria Streams.
 struct Scene {
-    broker: NatsServer,
-    /// In the account that has the streams.
-    streams: Arc<Connection>,
-    _dir: TempDir,
+    streams: Streams,
 }
 
 impl Scene {
     fn start(ttl: Duration) -> Scene {
         let scene = Scene::without_bucket();
-        scene.make_bucket(ttl);
+        scene.streams.make_bucket(ttl);
         scene
     }
 
     fn without_bucket() -> Scene {
-        let dir = TempDir::new("streams");
-        let store = dir.path().join("store");
-        let config = dir.write("broker.conf", &CONFIG.replace("STORE", &store.to_string_lossy()));
-        let broker = NatsServer::configured(&config);
-        let streams = connect(&broker, "choria", "choria");
-        Scene { broker, streams, _dir: dir }
-    }
-
-    fn make_bucket(&self, ttl: Duration) {
-        let ttl = ttl.as_nanos();
-        let config = format!(
-            r#"{{"name":"KV_CHORIA_LEADER_ELECTION","subjects":["$KV.CHORIA_LEADER_ELECTION.>"],"retention":"limits","max_consumers":-1,"max_msgs_per_subject":1,"max_msgs":-1,"max_bytes":-1,"max_age":{ttl},"max_msg_size":1024,"storage":"file","discard":"new","num_replicas":1,"duplicate_window":{},"deny_delete":true,"allow_rollup_hdrs":true,"allow_direct":true}}"#,
-            ttl.min(120_000_000_000)
-        );
-        let made = self.ask("$JS.API.STREAM.CREATE.KV_CHORIA_LEADER_ELECTION", config.as_bytes());
-        assert!(!made.contains("\"error\""), "{made}");
-    }
-
-    /// Asks for something in the account that has the streams.
-    fn ask(&self, subject: &str, payload: &[u8]) -> String {
-        let subject = Subject::new(subject).expect("a subject");
-        let reply = Subject::new(&format!("answer.{}", fastrand::u64(..))).expect("a subject");
-        let (sender, answers) = unbounded();
-        let _subscription = self.streams.subscribe(
-            &reply.clone().into(),
-            Arc::new(move |message| drop(sender.send(message.payload))),
-        );
-        self.streams
-            .publish(&Publish { reply: Some(&reply), ..Publish::new(&subject, payload) })
-            .expect("the broker is there");
-        let answer = answers.recv_timeout(SOON).expect("the broker answers");
-        String::from_utf8(answer).expect("JSON is text")
+        Scene { streams: Streams::start() }
     }
 
     /// What is sent to these subjects of the provisioning account from now on.
     fn watch(&self, pattern: &str) -> ((Subscription, Arc<Connection>), Receiver<Vec<u8>>) {
-        let connection = connect(&self.broker, "provisioner", "provSecret");
+        let connection = connect(&self.streams.broker, "provisioner", "provSecret");
         let (sender, messages) = unbounded();
         let subscription = connection.subscribe(
             &Pattern::new(pattern).expect("a pattern"),
@@ -228,7 +191,7 @@ impl Scene {
 
     fn daemon(&self, name: &str) -> common::Builder {
         let identity = format!("{name}.example.net");
-        Daemon::builder(&self.broker.address())
+        Daemon::builder(&self.streams.broker.address())
             .set("leader_election", true)
             .set("workers", WORKERS)
             .set("broker_provisioning_password", "provSecret")
@@ -265,24 +228,9 @@ impl Scene {
     }
 
     fn fleet(&self, nodes: usize) -> Fleet {
-        let fleet = Fleet::builder(&self.broker.url()).provisioners(2);
+        let fleet = Fleet::builder(&self.streams.broker.url()).provisioners(2);
         fleet.nodes(nodes).start()
     }
-}
-
-fn connect(broker: &NatsServer, user: &'static str, password: &'static str) -> Arc<Connection> {
-    let servers = ServerAddress::parse_list(&broker.address()).expect("an address");
-    let options = Options::new(servers, "test", Metrics::new("test"));
-    let connection = Connection::start(Options {
-        credentials: Box::new(move || {
-            let user = Some((user.to_owned(), Secret::new(password)));
-            Ok(Credentials { user, ..Credentials::default() })
-        }),
-        ..options
-    });
-    let connection = connection.expect("there are threads");
-    wait_until(SOON, "connected", || connection.is_connected());
-    connection
 }
 
 /// Who sent a request, if it is one.
@@ -295,38 +243,3 @@ fn signal(daemon: &Daemon, signal: Signal) {
     let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw);
     kill_process(pid.expect("a process has a number"), signal).expect("it is our child");
 }
-
-const CONFIG: &str = r#"
-jetstream { store_dir: "STORE" }
-no_auth_user: node
-accounts {
-  choria: {
-    jetstream: enabled
-    users: [ {user: choria, password: choria} ]
-    exports: [
-      {service: "$JS.API.STREAM.INFO.KV_CHORIA_LEADER_ELECTION", accounts: [provisioning]}
-      {service: "$KV.CHORIA_LEADER_ELECTION.provisioner", accounts: [provisioning]}
-    ]
-    imports: [ {stream: {account: provisioning, subject: "choria.lifecycle.>"}} ]
-  }
-  provisioning: {
-    users: [
-      {user: provisioner, password: provSecret}
-      {user: node, password: node, permissions: {
-        subscribe: {allow: ["provisioning.node.>", "provisioning.broadcast.agent.discovery",
-          "provisioning.broadcast.agent.rpcutil", "provisioning.broadcast.agent.choria_util",
-          "provisioning.broadcast.agent.choria_provision"]}
-        publish: {allow: ["choria.lifecycle.>", "provisioning.reply.>", "provisioning.registration.>"]}
-      }}
-    ]
-    exports: [ {stream: "choria.lifecycle.>", accounts: [choria]} ]
-    imports: [
-      {service: {account: choria, subject: "$JS.API.STREAM.INFO.KV_CHORIA_LEADER_ELECTION"},
-       to: "choria.streams.STREAM.INFO.KV_CHORIA_LEADER_ELECTION"}
-      {service: {account: choria, subject: "$KV.CHORIA_LEADER_ELECTION.provisioner"}}
-      {service: {account: choria, subject: "$KV.CHORIA_LEADER_ELECTION.provisioner"},
-       to: "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner"}
-    ]
-  }
-}
-"#;

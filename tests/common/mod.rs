@@ -8,6 +8,7 @@
 #![allow(dead_code)]
 
 pub mod choria_broker;
+pub mod streams;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -529,11 +530,8 @@ impl Builder {
         (status.code().unwrap_or(-1), daemon.log())
     }
 
-    /// Starts it.
-    pub fn spawn(mut self) -> Daemon {
-        if env::var_os("PROVISIONER_IS_ORIGINAL").is_some() {
-            self = self.set("interval", "1m");
-        }
+    /// Writes its files: settings and client file.
+    pub fn write_files(&self) -> (PathBuf, PathBuf) {
         let mut yaml = String::new();
         for (key, value) in &self.settings {
             let _ = writeln!(yaml, "{key}: {value}");
@@ -549,6 +547,25 @@ impl Builder {
             let _ = writeln!(choria, "{key} = {value}");
         }
         let client = self.dir.write("choria.cfg", &choria);
+        (config, client)
+    }
+
+    /// Another command of the program, on the same files and in the same surroundings.
+    pub fn command(&self, word: &str) -> Command {
+        let (config, client) = self.write_files();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_choria-provisioner"));
+        command.arg(word).arg("--config").arg(config).arg("--choria-config").arg(client);
+        command.args(&self.arguments).envs(self.environment.iter().cloned());
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it.
+    pub fn spawn(mut self) -> Daemon {
+        if env::var_os("PROVISIONER_IS_ORIGINAL").is_some() {
+            self = self.set("interval", "1m");
+        }
+        let (config, client) = self.write_files();
         let program = env::var("PROVISIONER_UNDER_TEST")
             .unwrap_or_else(|_| env!("CARGO_BIN_EXE_choria-provisioner").to_owned());
         let output = |name: &str| {
