@@ -73,6 +73,8 @@ pub struct Options {
     pub again_backoff: Backoff,
     /// Told of every change, in order, on the keeper's thread: it must not wait for the connection.
     pub on_link: Box<dyn Fn(Link) + Send + Sync>,
+    /// Told of all that goes wrong with a broker, on the keeper's or the reader's thread: it must not wait.
+    pub on_error: Box<dyn Fn(&BrokerError) + Send + Sync>,
     /// Counts connections and errors.
     pub metrics: Arc<Metrics>,
 }
@@ -92,6 +94,7 @@ impl Options {
             first_backoff: FIVE_SEC,
             again_backoff: TWENTY_SEC,
             on_link: Box::new(|_| {}),
+            on_error: Box::new(|_| {}),
             metrics,
         }
     }
@@ -352,9 +355,11 @@ impl Shared {
     /// Counts an error, keeps it for readiness and logs it.
     fn error(&self, kind: ErrorKind, text: String) {
         self.options.metrics.broker_errors.with_label_values(&[kind.label()]).inc();
-        let is_news = self.errors.lock().note(kind, text.clone(), Instant::now());
+        let error = BrokerError { kind, text, at: Instant::now() };
+        let is_news = self.errors.lock().note(&error);
         let level = if is_news { log::Level::Warn } else { log::Level::Debug };
-        log::log!(level, component = COMPONENT, kind = kind.label(); "{text}");
+        log::log!(level, component = COMPONENT, kind = kind.label(); "{}", error.text);
+        (self.options.on_error)(&error);
     }
 }
 

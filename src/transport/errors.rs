@@ -148,7 +148,8 @@ pub(super) struct Errors {
 
 impl Errors {
     /// Whether the last warning of its kind is long enough ago.
-    pub(super) fn note(&mut self, kind: ErrorKind, text: String, now: Instant) -> bool {
+    pub(super) fn note(&mut self, error: &BrokerError) -> bool {
+        let BrokerError { kind, at: now, .. } = *error;
         let is_kept = match kind {
             // Any node can cause these two, and must not hide what the broker says.
             ErrorKind::BadHeader | ErrorKind::TooLarge => false,
@@ -157,7 +158,7 @@ impl Errors {
             _ => true,
         };
         if is_kept {
-            self.last = Some(BrokerError { kind, text, at: now });
+            self.last = Some(error.clone());
         }
         let last = self.warned.get(&kind);
         let is_news = last.is_none_or(|last| now.duration_since(*last) >= WARNING_PAUSE);
@@ -199,10 +200,10 @@ mod tests {
     fn warnings_of_one_kind_keep_a_distance() {
         let mut errors = Errors::default();
         let now = Instant::now();
-        assert!(errors.note(ErrorKind::Permissions, "a".to_owned(), now));
-        assert!(!errors.note(ErrorKind::Permissions, "b".to_owned(), now));
-        assert!(errors.note(ErrorKind::Lost, "c".to_owned(), now));
-        assert!(errors.note(ErrorKind::Permissions, "d".to_owned(), now + WARNING_PAUSE));
+        assert!(note(&mut errors, ErrorKind::Permissions, "a", now));
+        assert!(!note(&mut errors, ErrorKind::Permissions, "b", now));
+        assert!(note(&mut errors, ErrorKind::Lost, "c", now));
+        assert!(note(&mut errors, ErrorKind::Permissions, "d", now + WARNING_PAUSE));
         assert_eq!(errors.last.unwrap().text, "d");
     }
 
@@ -214,12 +215,12 @@ mod tests {
             (ErrorKind::Permissions, "the wrong account"),
             (ErrorKind::Permissions, "so not this subject"),
         ] {
-            errors.note(kind, text.to_owned(), now);
+            note(&mut errors, kind, text, now);
         }
         assert_eq!(errors.last.as_ref().unwrap().text, "the wrong account");
         // Another connection.
-        errors.note(ErrorKind::Lost, "gone".to_owned(), now);
-        errors.note(ErrorKind::Permissions, "another".to_owned(), now);
+        note(&mut errors, ErrorKind::Lost, "gone", now);
+        note(&mut errors, ErrorKind::Permissions, "another", now);
         assert_eq!(errors.last.unwrap().text, "another");
     }
 
@@ -227,9 +228,12 @@ mod tests {
     fn what_a_node_can_cause_hides_no_error_of_the_broker() {
         let mut errors = Errors::default();
         let now = Instant::now();
-        errors.note(ErrorKind::Permissions, "a".to_owned(), now);
-        assert!(errors.note(ErrorKind::BadHeader, "b".to_owned(), now));
-        assert!(errors.note(ErrorKind::TooLarge, "c".to_owned(), now));
+        note(&mut errors, ErrorKind::Permissions, "a", now);
+        assert!(note(&mut errors, ErrorKind::BadHeader, "b", now));
+        assert!(note(&mut errors, ErrorKind::TooLarge, "c", now));
         assert_eq!(errors.last.unwrap().text, "a");
+    }
+    fn note(errors: &mut Errors, kind: ErrorKind, text: &str, at: Instant) -> bool {
+        errors.note(&BrokerError { kind, text: text.to_owned(), at })
     }
 }

@@ -9,6 +9,7 @@
 //! | `login` | what a broker is told about us |
 //! | `address`, `servers`, `srv`, `dial`, `backoff` | where to, a socket, and when to try again |
 //! | `errors` | what goes wrong between us and a broker |
+//! | `visit` | a connection that is waited for and given up |
 
 pub mod address;
 pub mod backoff;
@@ -23,6 +24,7 @@ pub mod servers;
 mod session;
 pub mod srv;
 pub mod tls;
+pub mod visit;
 pub mod wire;
 
 use std::fmt;

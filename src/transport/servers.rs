@@ -1,12 +1,13 @@
 //! Where to connect: the brokers that were configured or heard of, and the order in which they are tried.
 //!
-//! Pure: names are resolved in `dial`, and brokers looked up in DNS in `srv`, each time anew.
+//! Pure, but for [`Brokers::now`]: names are resolved in `dial`, and brokers looked up in DNS in `srv`, each time anew.
 
 use std::collections::HashSet;
 use std::fmt;
 
+use crate::errors::chain;
 use crate::transport::address::ServerAddress;
-use crate::transport::srv::{Choice, Srv};
+use crate::transport::srv::{self, Choice, Srv};
 
 /// Most brokers we remember from INFO; a cluster has a handful.
 const DISCOVERED_MAX: usize = 64;
@@ -23,6 +24,46 @@ pub enum Brokers {
 impl From<Vec<ServerAddress>> for Brokers {
     fn from(servers: Vec<ServerAddress>) -> Brokers {
         Brokers::Listed(servers)
+    }
+}
+
+/// Brokers as they are named at one moment.
+#[derive(Debug, Default)]
+pub struct Named {
+    /// Where they are, those to be tried first before the others.
+    pub found: Vec<ServerAddress>,
+    /// What went wrong when they were looked up.
+    pub faults: Vec<String>,
+}
+
+impl Brokers {
+    /// All of them, as a connection would try them now. Asks DNS if that names them, and waits for it.
+    pub fn now(&self) -> Named {
+        let srv = match self {
+            Brokers::Listed(servers) => {
+                return Named { found: servers.clone(), faults: Vec::new() };
+            }
+            Brokers::Srv(srv) => srv,
+        };
+        let failed = |why: String| format!("no brokers found in DNS for {}: {why}", srv.domain);
+        let mut named = Named::default();
+        match srv.look_up() {
+            Err(error) => named.faults.push(failed(chain(&error))),
+            Ok(services) => {
+                let (choices, bad) = srv::in_order(services, &mut fastrand::Rng::new());
+                named.found.extend(choices.into_iter().map(|choice| choice.server));
+                named
+                    .faults
+                    .extend(bad.iter().map(|error| format!("broker in DNS left out: {error}")));
+                if named.found.is_empty() {
+                    named.faults.push(failed("there are no SRV records".to_owned()));
+                }
+            }
+        }
+        if named.found.is_empty() {
+            named.found.push(ServerAddress::customary());
+        }
+        named
     }
 }
 
