@@ -160,6 +160,21 @@ impl Helper {
         result
     }
 
+    /// Starts a process of a helper that stays and ends it again. For `time` it must live and say nothing, since it is asked nothing;
+    /// false if it went on when its input had ended, and was killed. One that is started for each node is left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]
+    pub fn watch(&self, time: Duration) -> Result<bool, Error> {
+        match &self.mode {
+            Mode::Exec(_) => Ok(true),
+            Mode::Persistent(pool) => {
+                pool.watch(time).map_err(|(failure, run)| self.error(failure, run))
+            }
+        }
+    }
+
     /// Ends processes that wait for a next node; to be called when nobody asks any more. Their input is closed, and
     /// those that have not ended within 5 s, or when `abort` disconnects, are killed with all they started.
     pub fn stop(&self, abort: &Receiver<Never>) {
@@ -453,6 +468,17 @@ impl HelperCommand {
         let name = words.remove(0);
         let program = find(&name)?;
         Ok(HelperCommand { text: text.trim().to_owned(), program, arguments: words })
+    }
+
+    /// What stands in for a command that can't be used: it starts nothing.
+    pub fn nothing() -> HelperCommand {
+        let (text, program) = (String::new(), PathBuf::new());
+        HelperCommand { text, program, arguments: Vec::new() }
+    }
+
+    /// Whether there is no command that could be started.
+    pub fn is_nothing(&self) -> bool {
+        self.program.as_os_str().is_empty()
     }
 
     /// The command as it was written, for messages.

@@ -18,6 +18,7 @@ use crate::config::duration::{self, words};
 use crate::config::read_file;
 use crate::config::report::Report;
 use crate::config::security::{Checked, Given, Security, Written};
+pub(super) use crate::config::security::{PROVIDER, SSLDIR};
 use crate::config::surroundings::Surroundings;
 use crate::dns;
 use crate::jwt::client;
@@ -84,6 +85,17 @@ impl ChoriaConfig {
         report: &mut Report,
     ) -> Option<ChoriaConfig> {
         let errors = report.errors.len();
+        let inspected = ChoriaConfig::inspect(path, network, surroundings, report);
+        inspected?.config.filter(|_| report.errors.len() == errors)
+    }
+
+    /// Does the same, and goes on with what is right; `None` only if the file can't be read.
+    pub fn inspect(
+        path: &Path,
+        network: Network<'_>,
+        surroundings: &Surroundings,
+        report: &mut Report,
+    ) -> Option<Inspected> {
         let mut draft = Draft::default();
         match read_file(path) {
             Ok(bytes) => draft.take(&bytes, "", surroundings, report),
@@ -96,9 +108,19 @@ impl ChoriaConfig {
             draft.take_plugins(&dir, surroundings, report);
         }
         warn_of_project_files(surroundings, report);
-        let config = draft.check(network, surroundings, report);
-        config.filter(|_| report.errors.len() == errors)
+        Some(draft.check(network, surroundings, report))
     }
+}
+
+/// What can be made of a client file, whatever is wrong with it.
+#[derive(Debug)]
+pub struct Inspected {
+    /// Where the brokers are; none where none is named rightly.
+    pub brokers: Brokers,
+    /// Longest wait for a connection to a broker, within its bounds.
+    pub connect_timeout: Duration,
+    /// All of it, unless we don't know who we are or with which files we prove it. Good for use only if there was no error.
+    pub config: Option<ChoriaConfig>,
 }
 
 /// `plugin.d` beside the client file, which the original reads unless the client file is a user's own.
@@ -273,7 +295,7 @@ impl Draft {
         network: Network<'_>,
         surroundings: &Surroundings,
         report: &mut Report,
-    ) -> Option<ChoriaConfig> {
+    ) -> Inspected {
         if surroundings.variable("CHORIA_FED_COLLECTIVE").is_some() {
             report.warn(None, format!("CHORIA_FED_COLLECTIVE: {}", keys::NO_FEDERATION));
         }
@@ -342,17 +364,21 @@ impl Draft {
                 None
             }
         };
-        let identity = identity(self.identity, surroundings, report)?;
-        let Checked { security, certname, caller } = self.security.check(
-            &Given {
+        let connect_timeout = connect_timeout.clamp(CONNECT_TIMEOUT_LEAST, CONNECT_TIMEOUT_MAX);
+        let checked = identity(self.identity, surroundings, report).and_then(|identity| {
+            let given = Given {
                 is_off: network.is_insecure,
                 identity: &identity,
                 user: user.as_ref().map(|(user, _)| user.as_str()),
                 surroundings,
                 now: unix_time(),
-            },
-            report,
-        )?;
+            };
+            let checked = self.security.check(&given, report)?;
+            Some((identity, checked))
+        });
+        let Some((identity, Checked { security, certname, caller })) = checked else {
+            return Inspected { brokers, connect_timeout, config: None };
+        };
         let caller = caller.or_else(|| {
             // The original takes the caller from a token without using it for anything else, too.
             let (line, path) = self.token.or(self.signer_token)?;
@@ -362,17 +388,18 @@ impl Draft {
                 Security::Off | Security::X509(_) => caller_of_token(line, &path, report),
             }
         });
-        Some(ChoriaConfig {
+        let config = ChoriaConfig {
             caller: caller.unwrap_or_else(|| format!("choria={certname}")),
             connection_name: certname,
             identity,
-            brokers,
+            brokers: brokers.clone(),
             ttl_secs,
             discovery_timeout: Duration::from_secs(discovery_timeout.unsigned_abs()),
             connect_timeout,
             user,
             security,
-        })
+        };
+        Inspected { brokers, connect_timeout, config: Some(config) }
     }
 }
 
@@ -841,6 +868,7 @@ mod tests {
                 &surroundings(),
                 &mut report,
             )
+            .config
             .unwrap();
         assert_eq!(config.user, Some(("provisioner".into(), Secret::new("pw"))));
         let expected = "c.cfg: plugin.nats.user, plugin.nats.pass: no effect, since `broker_provisioning_password` is set in the YAML file";
@@ -1045,7 +1073,7 @@ mod tests {
     fn load(text: &str, surroundings: &Surroundings) -> Result<(ChoriaConfig, Report), Report> {
         let (mut draft, mut report) = (Draft::default(), Report::new("c.cfg"));
         draft.take(text.as_bytes(), "", surroundings, &mut report);
-        match draft.check(INSECURE, surroundings, &mut report) {
+        match draft.check(INSECURE, surroundings, &mut report).config {
             Some(config) if report.errors.is_empty() => Ok((config, report)),
             _ => Err(report),
         }

@@ -205,12 +205,34 @@ pub struct Settings {
 ///
 /// [`Report`] with all errors of both, not the first only.
 pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<Settings, Report> {
+    let Inspected { config, choria, report } = inspect(yaml, client, surroundings);
+    match (config, choria.and_then(|inspected| inspected.config)) {
+        (Some(config), Some(choria)) if report.errors.is_empty() => {
+            Ok(Settings { config, choria, warnings: report.warnings })
+        }
+        _ => Err(report),
+    }
+}
+
+/// What can be made of both files, whatever is wrong with them. Not to be run with unless nothing is: a default stands in for
+/// each setting that is wrong.
+#[derive(Debug)]
+pub struct Inspected {
+    /// From the YAML file, if it is one of ours.
+    pub config: Option<Config>,
+    /// From Choria's client file, if it can be read.
+    pub choria: Option<choria::Inspected>,
+    /// All that is wrong or strange.
+    pub report: Report,
+}
+
+/// Reads and checks both files as [`load`] does, and goes on with what is right in them.
+pub fn inspect(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Inspected {
     let mut report = Report::new(yaml.display().to_string());
     let file = read_yaml(yaml, &mut report);
     // Whatever else is wrong with it, it says what kind of network it is for.
     let kind = file.as_ref().map(|file| (file.is_insecure(), file.password()));
-    let config = file.and_then(|file| Config::check(file, &mut report));
-    let config = config.filter(|_| report.errors.is_empty());
+    let config = file.map(|file| Config::check(file, &mut report));
 
     let mut client_report = Report::new(client.display().to_string());
     let network = match &kind {
@@ -220,16 +242,13 @@ pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<S
         // What a secure network lacks would be news of a mistake that may not have been made.
         None => Network { is_insecure: true, password: None },
     };
-    let choria = ChoriaConfig::load(client, network, surroundings, &mut client_report);
+    let choria = ChoriaConfig::inspect(client, network, surroundings, &mut client_report);
     if kind.is_none() {
         // Nor is what has no effect in an insecure one.
         client_report.warnings.clear();
     }
     report.append(client_report);
-    match (config, choria) {
-        (Some(config), Some(choria)) => Ok(Settings { config, choria, warnings: report.warnings }),
-        _ => Err(report),
-    }
+    Inspected { config, choria, report }
 }
 
 /// Reads where operators give their commands from the YAML at `path`, and nothing else: whoever gives one need not be able to
@@ -264,10 +283,11 @@ impl Config {
         // Where there are no settings, none is missing.
         let file = File::parse(bytes, report)?;
         let config = Config::check(file, report);
-        config.filter(|_| report.errors.len() == errors)
+        (report.errors.len() == errors).then_some(config)
     }
 
-    fn check(file: File, report: &mut Report) -> Option<Config> {
+    /// A default stands in for what is wrong.
+    fn check(file: File, report: &mut Report) -> Config {
         refuse_what_is_not_there_yet(&file, report);
         let choria_insecure = file.is_insecure();
         let broker_provisioning_password = file.password();
@@ -284,7 +304,7 @@ impl Config {
         let interval = interval(file.interval, report);
         let helper_timeout =
             bounded("helper_timeout", file.helper_timeout, secs(10), ms(100)..=secs(600), report);
-        Some(Config {
+        Config {
             workers: workers(file.workers, report),
             interval,
             logfile: log_target(file.logfile),
@@ -359,9 +379,8 @@ impl Config {
                 report,
             ),
             leader_election: file.leader_election.is_some_and(|at| at.value),
-            // Last, since only this one has no default: everything above has been checked by now.
-            helper: helper(file.helper, report)?,
-        })
+            helper: helper(file.helper, report).unwrap_or_else(HelperCommand::nothing),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError};
+use crossbeam_channel::{Receiver, TryRecvError, never};
 use parking_lot::{Condvar, Mutex};
 
 use super::process::{self, Cause, Process, Stderr};
@@ -99,6 +99,22 @@ impl Pool {
                 Asked { result: Err((failure, Some(run))), stderr }
             }
         }
+    }
+
+    /// Starts a process beside the places, asks it nothing for `time`, and ends it; false if it had to be killed in the end.
+    pub fn watch(&self, time: Duration) -> Result<bool, (Failure, Option<Run>)> {
+        let started = Instant::now();
+        let mut session = self.start().map_err(|error| (Failure::Start(error), None))?;
+        self.metrics.helper_processes.inc();
+        if let Err(fault) = session.watch(started + time) {
+            let (failure, end, stderr) = self.end(session, fault);
+            let (took, last_line) = (started.elapsed(), stderr.last_line());
+            return Err((failure, Some(Run { end: Some(end), took, last_line })));
+        }
+        let has_ended = session.let_go(Instant::now() + STOP_WAIT, &never());
+        let (..) = session.into_process().end(Cause::Gone, &self.strays);
+        self.metrics.helper_processes.dec();
+        Ok(has_ended)
     }
 
     /// Ends all processes: their input is closed, and those that have not ended after `wait`, or when `abort` disconnects,

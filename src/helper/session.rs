@@ -204,6 +204,18 @@ impl Session {
         }
     }
 
+    /// Whether the process lives and says nothing until `until`.
+    pub fn watch(&mut self, until: Instant) -> Result<(), Fault> {
+        loop {
+            self.check()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.process.wait(left, false, false);
+        }
+    }
+
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, question: &Question, bounds: &Bounds<'_>) -> Result<Said, Fault> {
         self.process.begin();
