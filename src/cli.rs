@@ -2,7 +2,7 @@
 //!
 //! argh knows neither `--flag=value` nor a command between flags, so arguments are put into its form first. The forms
 //! accepted are those of the original's parser, fisk; help goes to standard output, as is the custom. `run` is the command
-//! when none is named, as in the original; the others talk to a daemon that runs.
+//! when none is named, as in the original; `check` looks at what it would run with, and the others talk to a daemon that runs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +23,8 @@ pub enum Invocation {
     Run(Run),
     /// Have a running daemon do something.
     Ask(Ask),
+    /// Look for what would keep the daemon from working.
+    Check(Check),
     /// Print this and end well.
     Show(String),
 }
@@ -51,6 +53,30 @@ pub struct Ask {
     pub config: Option<PathBuf>,
     /// Show the answer as it comes.
     pub json: bool,
+}
+
+/// What shall be looked at.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Check {
+    /// The files the daemon would have.
+    pub files: Files,
+    /// Where it would write its process id.
+    pub pid: Option<PathBuf>,
+    /// Leave brokers out.
+    pub offline: bool,
+    /// Say what behaves differently from the original.
+    pub moving: bool,
+    /// Show the findings as JSON.
+    pub json: bool,
+}
+
+/// The files of a daemon, as far as they are named.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// The YAML file.
+    pub config: Option<PathBuf>,
+    /// Choria's client file.
+    pub choria_config: Option<PathBuf>,
 }
 
 /// Arguments that make no sense; the text ends without a line break.
@@ -105,6 +131,7 @@ enum Commands {
     Discover(DiscoverFlags),
     Deny(DenyFlags),
     Allow(AllowFlags),
+    Check(CheckFlags),
 }
 
 /// Declares a command that talks to a running daemon: its own arguments, and those that all of them have.
@@ -207,9 +234,58 @@ asks! {
     }
 }
 
+/// Looks for all that would keep the daemon from working, and changes nothing.
+#[derive(FromArgs)]
+#[argh(subcommand, name = "check")]
+struct CheckFlags {
+    /// configuration file [default: /etc/choria-provisioner/choria-provisioner.yaml]
+    #[argh(option, arg_name = "file")]
+    config: Option<PathBuf>,
+    /// choria client configuration file [default: without --config
+    /// /etc/choria-provisioner/choria.cfg, else where Choria looks for it]
+    #[argh(option, arg_name = "file")]
+    choria_config: Option<PathBuf>,
+    /// where the process id shall go
+    #[argh(option, arg_name = "file")]
+    pid: Option<PathBuf>,
+    /// leave the brokers out
+    #[argh(switch)]
+    offline: bool,
+    /// also say what behaves differently from the Go daemon
+    #[argh(switch)]
+    moving: bool,
+    /// show the findings as JSON
+    #[argh(switch)]
+    json: bool,
+}
+
+impl CheckFlags {
+    fn check(self) -> Result<Check, UsageError> {
+        let CheckFlags { config, choria_config, pid, offline, moving, json } = self;
+        let pid = pid.filter(|path| !path.as_os_str().is_empty());
+        Ok(Check { files: Files::named(config, choria_config)?, pid, offline, moving, json })
+    }
+}
+
+impl Files {
+    fn named(config: Option<PathBuf>, choria_config: Option<PathBuf>) -> Result<Files, UsageError> {
+        must_name_a_file("config", config.as_ref())?;
+        must_name_a_file("choria-config", choria_config.as_ref())?;
+        Ok(Files { config, choria_config })
+    }
+}
+
 impl Commands {
+    fn invocation(self) -> Result<Invocation, UsageError> {
+        match self {
+            Commands::Check(flags) => flags.check().map(Invocation::Check),
+            asking => asking.ask().map(Invocation::Ask),
+        }
+    }
+
     fn ask(self) -> Result<Ask, UsageError> {
         match self {
+            Commands::Check(_) => Err(UsageError("check asks no daemon".into())),
             Commands::Status(flags) => flags.ask(|_| Ok(Command::Status {})),
             Commands::Pause(flags) => flags.ask(|_| Ok(Command::Pause {})),
             Commands::Resume(flags) => flags.ask(|_| Ok(Command::Resume {})),
@@ -270,7 +346,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation
         return Ok(Invocation::Show(format!("{VERSION}\n")));
     }
     if let Some(command) = flags.command {
-        return command.ask().map(Invocation::Ask);
+        return command.invocation();
     }
     let Some(config) = flags.config else {
         return Err(UsageError("required flag --config not provided".into()));
@@ -486,10 +562,16 @@ const SPECS: &[Spec] = &[
     Spec::asks("discover"),
     Spec { rest_max: 1, ..Spec::asks("deny") },
     Spec { rest_max: 1, ..Spec::asks("allow") },
+    Spec {
+        word: "check",
+        with_value: &["config", "choria-config", "pid"],
+        switches: &["offline", "moving", "json", "version", "help"],
+        rest_max: 0,
+    },
 ];
 
-/// The commands that talk to a running daemon.
-pub fn asking() -> impl Iterator<Item = &'static str> {
+/// All commands but `run`.
+pub fn commands() -> impl Iterator<Item = &'static str> {
     SPECS.iter().map(|spec| spec.word).filter(|word| *word != RUN.word)
 }
 
@@ -591,7 +673,7 @@ mod tests {
     #[test]
     fn each_command_has_its_help() {
         let Ok(Invocation::Show(all)) = call(&["--help"]) else { panic!("help") };
-        for word in asking() {
+        for word in commands() {
             assert!(all.contains(&format!("\n  {word}")), "{word} is not in {all}");
             for arguments in [&[word, "--help"][..], &["help", word], &["--help", word]] {
                 let Ok(Invocation::Show(text)) = call(arguments) else { panic!("{arguments:?}") };

@@ -50,6 +50,7 @@
 //! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.
 //! * No lock is held across a wait, a request or a send that may block; the one exception is the turn to write to the socket.
 
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod coredump;

@@ -8,7 +8,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use choria_provisioner::cli::{self, Ask, Invocation, PROGRAM, Run, VERSION};
+use choria_provisioner::check::{self, Kind};
+use choria_provisioner::cli::{self, Ask, Check, Files, Invocation, PROGRAM, Run, VERSION};
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::surroundings::Surroundings;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         }
         Ok(Invocation::Run(arguments)) => run(&arguments),
         Ok(Invocation::Ask(arguments)) => ask(&arguments),
+        Ok(Invocation::Check(arguments)) => check(arguments),
         Err(error) => {
             say(format_args!("error: {error}\nSee {PROGRAM} --help."));
             End::Usage
@@ -111,6 +113,42 @@ fn refuse(report: &Report) -> End {
     if report.denied { End::NotPermitted } else { End::BadConfiguration }
 }
 
+/// Looks for all that would keep the daemon from working, and shows it.
+fn check(arguments: Check) -> End {
+    coredump::forbid();
+    let surroundings = Surroundings::of_process();
+    let (config, choria_config) = paths(arguments.files, &surroundings);
+    let wanted = check::Wanted {
+        config: &config,
+        choria_config: &choria_config,
+        pid: arguments.pid.as_deref(),
+        is_offline: arguments.offline,
+        is_moving: arguments.moving,
+    };
+    let findings = check::run(&wanted, &surroundings);
+    let text = if arguments.json { findings.json() } else { findings.to_string() };
+    if io::stdout().write_all(text.as_bytes()).is_err() {
+        return End::Failed;
+    }
+    match findings.worst() {
+        None => End::Well,
+        Some(Kind::NotPermitted) => End::NotPermitted,
+        Some(Kind::Configuration) => End::BadConfiguration,
+        Some(Kind::Surroundings) => End::Failed,
+        Some(Kind::OutOfReach) => End::OutOfReach,
+    }
+}
+
+/// The two files that are meant; those of our package if none is named.
+fn paths(files: Files, surroundings: &Surroundings) -> (PathBuf, PathBuf) {
+    let Files { config, choria_config } = files;
+    let choria_config = choria_config.unwrap_or_else(|| match config {
+        None => CHORIA_CONFIG_USUAL.into(),
+        Some(_) => default_file(surroundings),
+    });
+    (config.unwrap_or_else(|| CONFIG_USUAL.into()), choria_config)
+}
+
 /// Has a running daemon follow a command, and shows what came of it.
 fn ask(arguments: &Ask) -> End {
     let path = match socket_of(arguments) {
@@ -157,6 +195,7 @@ fn socket_of(arguments: &Ask) -> Result<Option<PathBuf>, Report> {
 
 /// Where our package puts the configuration.
 const CONFIG_USUAL: &str = "/etc/choria-provisioner/choria-provisioner.yaml";
+const CHORIA_CONFIG_USUAL: &str = "/etc/choria-provisioner/choria.cfg";
 
 /// The admin socket, if there shall be one. Nobody asked for the usual one, so it is no reason not to start.
 fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {

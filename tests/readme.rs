@@ -84,7 +84,7 @@ fn the_fate_of_every_key_of_the_client_file_is_in_the_readme() {
 
 #[test]
 fn the_table_of_commands_is_the_list_of_commands() {
-    let commands: BTreeSet<String> = cli::asking().map(str::to_owned).collect();
+    let commands: BTreeSet<String> = cli::commands().map(str::to_owned).collect();
     assert_eq!(first_column(&read("README.md"), "### Commands"), commands);
 }
 

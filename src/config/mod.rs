@@ -7,6 +7,7 @@
 pub mod choria;
 pub mod duration;
 pub mod file;
+pub mod moving;
 pub mod pattern;
 pub mod report;
 pub mod security;

@@ -180,6 +180,24 @@ impl Security {
         keys
     }
 
+    /// What brokers that believe the same authorities as we do have against our certificate at `now`, in seconds since 1970. That
+    /// they do is not known; nothing is said of files that can't be read.
+    pub fn chain_fault(&self, now: i64) -> Option<ChainFault> {
+        let (own, ca) = match self {
+            Security::Off => return None,
+            Security::X509(X509Files { certificate, ca, .. }) => (certificate, ca),
+            Security::Issuer(files) => (files.existing_identity()?.0, files.ca.as_ref()?),
+        };
+        let read = |file: &File| x509::certificates(&file.text().ok()?).ok();
+        let fault = x509::verify(&read(own)?, &read(ca)?, now).err()?;
+        let (File { setting, path, .. }, ca) = (own, ca.path.display());
+        let path = path.display();
+        Some(ChainFault {
+            text: format!("{setting}: {path}: whoever goes by {ca} refuses it: {fault}"),
+            is_certain: fault.is_expired(),
+        })
+    }
+
     /// What an operator has to know of a token that expires soon, at `expires`.
     pub fn expiry_warning(&self, expires: i64, now: i64) -> Option<String> {
         let Security::Issuer(IssuerFiles { token: File { setting, path, .. }, .. }) = self else {
@@ -190,6 +208,15 @@ impl Security {
             format!("{setting}: {path} expires on {expires}: replace it")
         })
     }
+}
+
+/// What is wrong with our certificate in the eyes of others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainFault {
+    /// In words, the setting first.
+    pub text: String,
+    /// Nobody takes it, whoever they believe.
+    pub is_certain: bool,
 }
 
 impl X509Files {
@@ -364,14 +391,14 @@ pub(super) struct Checked {
     pub caller: Option<String>,
 }
 
-const PROVIDER: &str = "plugin.security.provider";
+pub(super) const PROVIDER: &str = "plugin.security.provider";
 const SUITES: &str = "plugin.security.cipher_suites";
 const CURVES: &str = "plugin.security.ecc_curves";
 const LEGACY: &str = "plugin.security.support_legacy_certificates";
 const FILE_CERTIFICATE: &str = "plugin.security.file.certificate";
 const FILE_KEY: &str = "plugin.security.file.key";
 const FILE_CA: &str = "plugin.security.file.ca";
-const SSLDIR: &str = "plugin.choria.ssldir";
+pub(super) const SSLDIR: &str = "plugin.choria.ssldir";
 const TOKEN: &str = "plugin.security.choria.token_file";
 const SEED: &str = "plugin.security.choria.seed_file";
 const CA: &str = "plugin.security.choria.ca";

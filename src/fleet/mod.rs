@@ -24,7 +24,7 @@ mod cluster;
 pub mod discoverer;
 pub mod election;
 pub mod finisher;
-mod keychain;
+pub mod keychain;
 mod links;
 pub mod listener;
 mod main_loop;

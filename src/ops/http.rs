@@ -115,6 +115,18 @@ pub struct BindError {
     source: io::Error,
 }
 
+impl BindError {
+    /// Whether somebody else listens there.
+    pub fn is_in_use(&self) -> bool {
+        self.source.kind() == io::ErrorKind::AddrInUse
+    }
+
+    /// Whether we may not listen there.
+    pub fn is_denied(&self) -> bool {
+        self.source.kind() == io::ErrorKind::PermissionDenied
+    }
+}
+
 impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot listen on monitor port {}", self.address)

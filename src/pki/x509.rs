@@ -9,7 +9,10 @@ use openssl::error::ErrorStack;
 use openssl::hash::MessageDigest;
 use openssl::pkey::{Id, PKey, Private};
 use openssl::sign;
-use openssl::x509::X509;
+use openssl::stack::Stack;
+use openssl::x509::store::X509StoreBuilder;
+use openssl::x509::verify::X509VerifyParam;
+use openssl::x509::{X509, X509PurposeId, X509StoreContext, X509VerifyResult};
 
 use super::pem;
 
@@ -117,6 +120,75 @@ pub fn certificates(text: &str) -> Result<Vec<X509>, Error> {
     }
     if certificates.is_empty() { Err(Error::Certificate(problem)) } else { Ok(certificates) }
 }
+
+/// Verifies the first of `own` as a client's certificate at `now`, in seconds since 1970; the others may stand between it and one of
+/// `authorities`.
+///
+/// # Errors
+///
+/// [`Unverified`], what OpenSSL has against it.
+pub fn verify(own: &[X509], authorities: &[X509], now: i64) -> Result<(), Unverified> {
+    let result = try_verify(own, authorities, now)
+        .map_err(|error| Unverified { text: error.to_string(), is_expired: false })?;
+    match result {
+        X509VerifyResult::OK => Ok(()),
+        result => Err(Unverified {
+            text: result.error_string().to_owned(),
+            is_expired: result.as_raw() == X509_V_ERR_CERT_HAS_EXPIRED,
+        }),
+    }
+}
+
+fn try_verify(
+    own: &[X509],
+    authorities: &[X509],
+    now: i64,
+) -> Result<X509VerifyResult, ErrorStack> {
+    let mut store = X509StoreBuilder::new()?;
+    for authority in authorities {
+        store.add_cert(authority.clone())?;
+    }
+    let mut parameters = X509VerifyParam::new()?;
+    parameters.set_time(now);
+    parameters.set_purpose(X509PurposeId::SSL_CLIENT)?;
+    store.set_param(&parameters)?;
+    let store = store.build();
+    let mut between = Stack::new()?;
+    for certificate in own.iter().skip(1) {
+        between.push(certificate.clone())?;
+    }
+    let Some(own) = own.first() else { return Ok(X509VerifyResult::APPLICATION_VERIFICATION) };
+    let mut context = X509StoreContext::new()?;
+    context.init(&store, own, &between, |context| {
+        context.verify_cert()?;
+        Ok(context.error())
+    })
+}
+
+/// Why a certificate is not believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unverified {
+    text: String,
+    is_expired: bool,
+}
+
+impl Unverified {
+    /// Whether its time is over, which no other authority changes.
+    pub fn is_expired(&self) -> bool {
+        self.is_expired
+    }
+}
+
+impl fmt::Display for Unverified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Unverified {}
+
+/// OpenSSL's number for a certificate whose time is over.
+const X509_V_ERR_CERT_HAS_EXPIRED: i32 = 10;
 
 /// Reads the content of a key file: one RSA key, unencrypted, in the first PEM block, where the original looks.
 ///

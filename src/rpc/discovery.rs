@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender as Channel, at, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender as Channel, at, bounded, select_biased, unbounded};
 
 use crate::protocol::{Codec, Identity, RequestId, subject};
 use crate::rpc::{
@@ -42,6 +42,9 @@ const LATE_REPLIES_MAX: u32 = 100_000;
 /// The agent that answers, and the one a node must have to be asked.
 const AGENT: &str = "discovery";
 const FILTER_AGENT: &str = "choria_provision";
+
+/// One that no node has.
+const NOBODYS_AGENT: &str = "choria_provisioner_check";
 
 /// `ping` in base64. RPC bodies go as they are, but nodes take a body that is base64 for encoded, which `ping` is.
 const PING: &str = "cGluZw==";
@@ -96,6 +99,19 @@ pub fn discover(
     found: &mut dyn FnMut(Identity),
 ) -> Result<Found, DiscoveryError> {
     discover_within(rpc, Limits { window, longest: DISCOVERY_MAX, quiet: QUIET }, abort, found)
+}
+
+/// Asks whoever has an agent that nobody has, which shows whether the broker lets such requests pass.
+///
+/// # Errors
+///
+/// [`SendError`]; then nothing was sent.
+pub fn ask_nobody(rpc: &Arc<Rpc>) -> Result<(), SendError> {
+    let (nowhere, _) = bounded(1);
+    let registration = rpc.register(Sink::Arrivals(nowhere));
+    let subject = subject::discovery();
+    let ask = Ask { subject: &subject, agent: AGENT, filter_agent: NOBODYS_AGENT, body: PING };
+    rpc.publish(&ask, NoResponders::Unwanted, &registration)
 }
 
 /// When a discovery ends.

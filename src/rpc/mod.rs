@@ -28,7 +28,7 @@ use crossbeam_channel::{Receiver, Sender as Channel, bounded};
 use parking_lot::{Mutex, RwLock};
 
 pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience};
-pub use self::discovery::{DiscoveryError, Found, discover};
+pub use self::discovery::{DiscoveryError, Found, ask_nobody, discover};
 
 use self::actions::{Action, BadReply, Body};
 use self::discovery::{Burst, LATE_FINDS_MAX};

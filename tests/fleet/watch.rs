@@ -80,7 +80,11 @@ impl Watch {
         if let Some(doubt) = doubt {
             notes.note(format!("a broadcast: {doubt}"));
         }
-        if request.agent == "discovery" && request.filter.agent != ["choria_provision"] {
+        // The other one is the question that no node answers, of a provisioner that is only looking around.
+        let agents = ["choria_provision", "choria_provisioner_check"];
+        if request.agent == "discovery"
+            && !agents.iter().any(|agent| request.filter.agent == [*agent])
+        {
             notes.note(format!("discovery with the agent filter {:?}", request.filter.agent));
         }
         if request.agent == "discovery" && request.body != b"ping" {

@@ -1,0 +1,128 @@
+//! Whether the site's helper can be started. That it is there and may be executed was looked at with the settings.
+//!
+//! One that is started for each node is not run: it may make a certificate or take a name for whatever node it is asked about.
+//! `try` does that for a real one. One that stays is started, since it does nothing before it is asked.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::config::{Config, HelperMode};
+use crate::helper::{Helper, HelperCommand, Limits};
+use crate::metrics::Metrics;
+
+use super::{Findings, Kind};
+
+/// How long a helper that stays is watched: one that can't start says so within moments, and an interpreter takes its time.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Longest first line of a script that the kernel reads, in bytes.
+const FIRST_LINE_MAX: u64 = 256;
+
+pub(super) fn check(config: &Config, findings: &mut Findings) {
+    if config.helper.is_nothing() {
+        return;
+    }
+    if let Some(fault) = interpreter_fault(&config.helper) {
+        return findings.error(Kind::Configuration, format!("helper: {fault}"));
+    }
+    if config.helper_mode == HelperMode::Persistent {
+        watch(config, findings);
+    }
+}
+
+fn watch(config: &Config, findings: &mut Findings) {
+    let limits = Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
+    let helper = Helper::persistent(config.helper.clone(), limits, 1, Metrics::new(&config.site));
+    match helper.watch(WATCH) {
+        Ok(true) => {}
+        Ok(false) => findings.warn(format!(
+            "helper: {} goes on when its input has ended, and had to be killed",
+            config.helper.as_str()
+        )),
+        Err(error) => findings.error(Kind::Surroundings, format!("helper: {error}")),
+    }
+}
+
+/// What is wrong with the first line of a script; the system would only say that there is no such file.
+fn interpreter_fault(command: &HelperCommand) -> Option<String> {
+    let program = command.program();
+    let mut head = Vec::new();
+    // A program that we may execute and not read is no script.
+    File::open(program).ok()?.take(FIRST_LINE_MAX).read_to_end(&mut head).ok()?;
+    let shown = program.display();
+    if head.is_empty() {
+        return Some(format!("{shown} is empty"));
+    }
+    let Some(line) = head.strip_prefix(b"#!") else {
+        return head.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()).then(
+            || format!("{shown} is a text, and its first line is not one such as #!/bin/sh"),
+        );
+    };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    if line.ends_with('\r') {
+        return Some(format!(
+            "the first line of {shown} ends in a carriage return, so no interpreter is found: save it with line ends of Unix"
+        ));
+    }
+    let mut words = line.split([' ', '\t']).filter(|word| !word.is_empty());
+    let interpreter = words.next().unwrap_or_default();
+    let missing =
+        |what: &str| Some(format!("{what}, which the first line of {shown} names, is missing"));
+    if !Path::new(interpreter).is_file() {
+        return missing(if interpreter.is_empty() { "the interpreter" } else { interpreter });
+    }
+    if interpreter.ends_with("/env") {
+        let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
+        if !name.contains('/') && !is_on_path(name) {
+            return missing(name);
+        }
+    }
+    None
+}
+
+fn is_on_path(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder: PathBuf| folder.join(name).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_script_needs_its_interpreter() {
+        let check = |text: &str, expected: Option<&str>| {
+            let name = format!("provisioner-check-{}", fastrand::u64(..));
+            let path = std::env::temp_dir().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+            let command = HelperCommand::parse(path.to_str().unwrap()).unwrap();
+            let found = interpreter_fault(&command);
+            fs::remove_file(&path).unwrap();
+            match expected {
+                None => assert_eq!(found, None, "{text:?}"),
+                Some(part) => assert!(
+                    found.as_ref().is_some_and(|found| found.contains(part)),
+                    "{text:?}: {found:?}"
+                ),
+            }
+        };
+        check("#!/bin/sh\n", None);
+        check("#! /bin/sh -e\n", None);
+        check("#!/usr/bin/env sh\n", None);
+        check("#!/usr/bin/env -S sh -e\n", None);
+        check("\u{7f}ELF\u{1}", None);
+        check("", Some("is empty"));
+        check("echo\n", Some("is a text"));
+        check("#!\n", Some("the interpreter, which"));
+        check("#!/nowhere/python\n", Some("/nowhere/python, which the first line"));
+        check("#!/usr/bin/env no-such-interpreter\n", Some("no-such-interpreter, which"));
+        check("#!/bin/sh\r\n", Some("carriage return"));
+    }
+}
