@@ -3,10 +3,11 @@
 //! Command, input, answer and errors are those of the Go provisioner's `host/helper.go`, so that every helper written
 //! for it runs unchanged. What an answer means for the node is decided by `node`.
 //!
-//! It is started for each node, or stays and is asked about many: `pool` hands out its processes, `session` asks one, and
-//! `process` is what both ways have in common.
+//! It is started for each node, or stays and is asked about many: `pool` hands out its processes, `session` asks one, `farewell`
+//! sees off those that are not needed any more, and `process` is what both ways have in common.
 
 mod answer;
+mod farewell;
 mod pool;
 mod process;
 mod session;
@@ -98,7 +99,7 @@ pub struct Helper {
 /// How the helper is run.
 enum Mode {
     /// Started for each node.
-    Exec(process::Strays),
+    Exec(Arc<process::Strays>),
     /// Started once and asked about many nodes.
     Persistent(Box<pool::Pool>),
 }
@@ -106,7 +107,7 @@ enum Mode {
 impl Helper {
     /// A helper that runs `command` within `limits`, once for each node.
     pub fn new(command: HelperCommand, limits: Limits, metrics: Arc<Metrics>) -> Helper {
-        let mode = Mode::Exec(process::Strays::default());
+        let mode = Mode::Exec(Arc::default());
         Helper { command, limits, hidden: hidden(), mode, metrics }
     }
 
@@ -119,15 +120,23 @@ impl Helper {
         processes_max: usize,
         metrics: Arc<Metrics>,
     ) -> Helper {
-        let pool =
-            pool::Pool::new(command.clone(), limits, processes_max, hidden(), metrics.clone());
-        Helper {
-            command,
-            limits,
-            hidden: Vec::new(),
-            mode: Mode::Persistent(Box::new(pool)),
-            metrics,
-        }
+        let pool = pool::Pool::new(command.clone(), processes_max, hidden(), metrics.clone());
+        let mode = Mode::Persistent(Box::new(pool));
+        Helper { command, limits, hidden: Vec::new(), mode, metrics }
+    }
+
+    /// The helper that takes this one's place, run in the same way with other settings. Those that still ask this one are
+    /// answered by it; a process that stays is asked nothing more and ends, also if the command is the same: its program may
+    /// have been replaced.
+    pub fn replaced(&self, command: HelperCommand, limits: Limits, processes_max: usize) -> Helper {
+        let mode = match &self.mode {
+            Mode::Exec(strays) => Mode::Exec(strays.clone()),
+            Mode::Persistent(pool) => {
+                Mode::Persistent(Box::new(pool.replaced(command.clone(), processes_max)))
+            }
+        };
+        let (hidden, metrics) = (self.hidden.clone(), self.metrics.clone());
+        Helper { command, limits, hidden, mode, metrics }
     }
 
     /// Asks the helper about one node; blocks until it has answered, the time limit or `deadline` is reached, or
@@ -148,7 +157,7 @@ impl Helper {
         let result = match &self.mode {
             Mode::Exec(strays) => self.execute(input, deadline, abort, strays),
             Mode::Persistent(pool) => {
-                let pool::Asked { result, stderr } = pool.ask(input, deadline, abort);
+                let pool::Asked { result, stderr } = pool.ask(input, self.limits, deadline, abort);
                 log_errors(&stderr, input.identity, result.is_ok());
                 result.map_err(|(failure, run)| self.error(failure, run))
             }
@@ -170,7 +179,7 @@ impl Helper {
         match &self.mode {
             Mode::Exec(_) => Ok(true),
             Mode::Persistent(pool) => {
-                pool.watch(time).map_err(|(failure, run)| self.error(failure, run))
+                pool.watch(self.limits, time).map_err(|(failure, run)| self.error(failure, run))
             }
         }
     }
@@ -180,7 +189,7 @@ impl Helper {
     pub fn stop(&self, abort: &Receiver<Never>) {
         match &self.mode {
             Mode::Exec(_) => {}
-            Mode::Persistent(pool) => pool.stop(pool::STOP_WAIT, abort),
+            Mode::Persistent(pool) => pool.stop(farewell::LEAVE_MAX, abort),
         }
     }
 

@@ -1,11 +1,13 @@
 //! Helper processes that stay: who gets which, when another is started, and how all are ended.
 //!
 //! There are as many places as nodes may be worked on at once. A place holds a process once it was needed, and rests after
-//! that process had to be ended, longer each time until another one has answered.
+//! that process had to be ended, longer each time until another one has answered. A pool that was replaced serves those that
+//! had begun with it, and keeps no process.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +15,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError, never};
 use parking_lot::{Condvar, Mutex};
 
-use super::process::{self, Cause, Process, Stderr};
+use super::farewell::{Farewell, LEAVE_MAX, log_idle};
+use super::process::{Cause, Process, Stderr};
 use super::session::{Bounds, Fault, Question, Said, Session};
 use super::{Answer, Failure, HelperCommand, Input, Limits, Run, describe};
 use crate::metrics::Metrics;
@@ -25,14 +28,13 @@ const ANNOUNCEMENT: (&str, &str) = (super::PROTOCOL_VARIABLE, "persistent/1");
 /// The processes of one helper.
 pub(super) struct Pool {
     command: HelperCommand,
-    limits: Limits,
     hidden: Vec<OsString>,
     metrics: Arc<Metrics>,
     places: Mutex<Places<Session>>,
     /// Notified when a place changes for the better.
     changed: Condvar,
     questions: AtomicU64,
-    strays: process::Strays,
+    farewell: Arc<Farewell>,
 }
 
 /// What came of one question.
@@ -45,28 +47,52 @@ impl Pool {
     /// A pool of at most `processes_max`; none is started yet.
     pub fn new(
         command: HelperCommand,
-        limits: Limits,
         processes_max: usize,
         hidden: Vec<OsString>,
         metrics: Arc<Metrics>,
     ) -> Pool {
+        let farewell = Farewell::new(metrics.clone());
+        Pool::with(command, processes_max, hidden, metrics, farewell)
+    }
+
+    fn with(
+        command: HelperCommand,
+        processes_max: usize,
+        hidden: Vec<OsString>,
+        metrics: Arc<Metrics>,
+        farewell: Arc<Farewell>,
+    ) -> Pool {
         Pool {
             command,
-            limits,
             hidden,
             metrics,
             places: Mutex::new(Places::new(processes_max)),
             changed: Condvar::new(),
             questions: AtomicU64::new(0),
-            strays: process::Strays::default(),
+            farewell,
         }
     }
 
+    /// The pool that takes this one's place: `command` may be another, or another version of the same. Those that still ask
+    /// this one are answered, and each of its processes ends when it is asked nothing.
+    pub fn replaced(&self, command: HelperCommand, processes_max: usize) -> Pool {
+        let idle = self.places.lock().retire();
+        self.farewell.let_go(idle);
+        let (hidden, metrics) = (self.hidden.clone(), self.metrics.clone());
+        Pool::with(command, processes_max, hidden, metrics, self.farewell.clone())
+    }
+
     /// Asks one process about one node; starts it if none is free.
-    pub fn ask(&self, input: &Input<'_>, deadline: Instant, abort: &Receiver<Never>) -> Asked {
+    pub fn ask(
+        &self,
+        input: &Input<'_>,
+        limits: Limits,
+        deadline: Instant,
+        abort: &Receiver<Never>,
+    ) -> Asked {
         let fail = |failure, run| Asked { result: Err((failure, run)), stderr: Stderr::default() };
         let begun = Instant::now();
-        let deadline = deadline.min(begun + self.limits.timeout);
+        let deadline = deadline.min(begun + limits.timeout);
         let number = self.questions.fetch_add(1, Ordering::Relaxed);
         let question = match Question::new(number, input) {
             Ok(question) => question,
@@ -76,7 +102,7 @@ impl Pool {
             Ok(taken) => taken,
             Err(failure) => return fail(failure, None),
         };
-        let bounds = Bounds { deadline, output_max: self.limits.output_max, abort };
+        let bounds = Bounds { deadline, output_max: limits.output_max, abort };
         match session.ask(&question, &bounds) {
             Ok(said) => {
                 let stderr = session.take_errors();
@@ -92,7 +118,9 @@ impl Pool {
                 Asked { result: Err((failure, Some(run))), stderr }
             }
             Err(fault) => {
-                let (failure, end, stderr) = self.end(session, fault);
+                let is_first = session.is_new();
+                let (end, stderr) = self.end(session, &fault);
+                let failure = failure(fault, is_first, limits.output_max);
                 self.lose(rest, matches!(failure, Failure::Aborted));
                 let last_line = stderr.last_line();
                 let run = Run { end: Some(end), took: begun.elapsed(), last_line };
@@ -102,17 +130,18 @@ impl Pool {
     }
 
     /// Starts a process beside the places, asks it nothing for `time`, and ends it; false if it had to be killed in the end.
-    pub fn watch(&self, time: Duration) -> Result<bool, (Failure, Option<Run>)> {
+    pub fn watch(&self, limits: Limits, time: Duration) -> Result<bool, (Failure, Option<Run>)> {
         let started = Instant::now();
         let mut session = self.start().map_err(|error| (Failure::Start(error), None))?;
         self.metrics.helper_processes.inc();
         if let Err(fault) = session.watch(started + time) {
-            let (failure, end, stderr) = self.end(session, fault);
+            let (end, stderr) = self.end(session, &fault);
+            let failure = failure(fault, true, limits.output_max);
             let (took, last_line) = (started.elapsed(), stderr.last_line());
             return Err((failure, Some(Run { end: Some(end), took, last_line })));
         }
-        let has_ended = session.let_go(Instant::now() + STOP_WAIT, &never());
-        let (..) = session.into_process().end(Cause::Gone, &self.strays);
+        let has_ended = session.let_go(Instant::now() + LEAVE_MAX, &never());
+        let (..) = session.into_process().end(Cause::Gone, &self.farewell.strays);
         self.metrics.helper_processes.dec();
         Ok(has_ended)
     }
@@ -122,22 +151,8 @@ impl Pool {
     pub fn stop(&self, wait: Duration, abort: &Receiver<Never>) {
         let sessions = self.places.lock().close();
         self.changed.notify_all();
-        let deadline = Instant::now() + wait;
-        let mut sessions: Vec<Session> = sessions.into_iter().collect();
-        for session in &mut sessions {
-            session.close_input();
-        }
-        for mut session in sessions {
-            let id = session.id();
-            let has_ended = session.let_go(deadline, abort);
-            if !has_ended {
-                log::warn!(component = "helper"; "Helper process {id} has not ended with its input and is killed");
-            }
-            // Kills what it started and left behind, too.
-            let (_, _, stderr) = session.into_process().end(Cause::Gone, &self.strays);
-            self.metrics.helper_processes.dec();
-            log_idle(id, &stderr);
-        }
+        self.farewell.see_off(sessions.into(), Instant::now() + wait, abort);
+        self.farewell.wait(abort);
     }
 
     /// A process that waits for a question, and how long its place rests if it fails.
@@ -159,7 +174,7 @@ impl Pool {
                             Fault::Confused(confusion) => format!("wrote {confusion}"),
                             _ => "ended while it was asked nothing".to_owned(),
                         };
-                        let (_, end, stderr) = self.end(session, fault);
+                        let (end, stderr) = self.end(session, &fault);
                         log_idle(id, &stderr);
                         log::warn!(component = "helper"; "Helper process {id} {what} ({end})");
                         self.lose(REST_MIN, false);
@@ -207,23 +222,27 @@ impl Pool {
     }
 
     fn start(&self) -> io::Result<Session> {
-        self.strays.reap()?;
+        self.farewell.strays.reap()?;
         let process = Process::start(&self.command, &self.hidden, &[ANNOUNCEMENT])?;
         match process.unblock() {
             Ok(()) => Ok(Session::new(process)),
             Err(error) => {
-                process.end(Cause::Misbehaved, &self.strays);
+                process.end(Cause::Misbehaved, &self.farewell.strays);
                 Err(error)
             }
         }
     }
 
     fn give_back(&self, session: Session) {
-        let refused = self.places.lock().give_back(session);
+        let (refused, is_closed) = {
+            let mut places = self.places.lock();
+            (places.give_back(session), places.closed)
+        };
         self.changed.notify_one();
-        if let Some(session) = refused {
-            session.into_process().end(Cause::Aborted, &self.strays);
-            self.metrics.helper_processes.dec();
+        match refused {
+            None => {}
+            Some(session) if is_closed => self.farewell.kill([session]),
+            Some(session) => self.farewell.let_go(vec![session]),
         }
     }
 
@@ -233,47 +252,38 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// Ends a session that failed, and says how and why.
-    fn end(&self, session: Session, fault: Fault) -> (Failure, String, Stderr) {
-        let is_first = session.is_new();
-        let cause = match &fault {
+    /// Ends a session that failed, and says how and what was on stderr.
+    fn end(&self, session: Session, fault: &Fault) -> (String, Stderr) {
+        let cause = match fault {
             Fault::Gone { .. } => Cause::Gone,
             Fault::TimedOut => Cause::TimedOut,
             Fault::Aborted => Cause::Aborted,
             Fault::TooLong => Cause::TooLong,
             Fault::Unreadable(_) | Fault::Confused(_) => Cause::Misbehaved,
         };
-        let (end, _, stderr) = session.into_process().end(cause, &self.strays);
+        let (end, _, stderr) = session.into_process().end(cause, &self.farewell.strays);
         self.metrics.helper_processes.dec();
-        let failure = match fault {
-            Fault::Gone { partial: Some(confusion) } => Failure::Confused(confusion),
-            Fault::Gone { partial: None } => Failure::Gone,
-            Fault::TimedOut => Failure::Silent { is_first },
-            Fault::Aborted => Failure::Aborted,
-            Fault::TooLong => Failure::TooLong { output_max: self.limits.output_max },
-            Fault::Unreadable(error) => Failure::Read(error),
-            Fault::Confused(confusion) => Failure::Confused(confusion),
-        };
-        (failure, describe(&end), stderr)
+        (describe(&end), stderr)
+    }
+}
+
+/// What a fault of a session is to whoever asked; `is_first` if it never answered before.
+fn failure(fault: Fault, is_first: bool, output_max: usize) -> Failure {
+    match fault {
+        Fault::Gone { partial: Some(confusion) } => Failure::Confused(confusion),
+        Fault::Gone { partial: None } => Failure::Gone,
+        Fault::TimedOut => Failure::Silent { is_first },
+        Fault::Aborted => Failure::Aborted,
+        Fault::TooLong => Failure::TooLong { output_max },
+        Fault::Unreadable(error) => Failure::Read(error),
+        Fault::Confused(confusion) => Failure::Confused(confusion),
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         // Nobody is left who could wait for them to end by themselves.
-        for session in self.places.lock().close() {
-            session.into_process().end(Cause::Aborted, &self.strays);
-            self.metrics.helper_processes.dec();
-        }
-    }
-}
-
-/// Logs what a process wrote to stderr while it was asked about no node.
-fn log_idle(id: u32, stderr: &Stderr) {
-    if log::log_enabled!(log::Level::Info) {
-        for line in stderr.lines() {
-            log::info!(component = "helper"; "Helper process {id} on stderr: {line}");
-        }
+        self.farewell.kill(self.places.get_mut().close());
     }
 }
 
@@ -288,6 +298,8 @@ struct Places<P> {
     fresh: usize,
     /// Places whose process had to be ended.
     resting: Vec<Rest>,
+    /// No process is kept that is asked nothing.
+    retired: bool,
     closed: bool,
 }
 
@@ -329,7 +341,14 @@ enum Claim<P> {
 impl<P> Places<P> {
     fn new(count: usize) -> Places<P> {
         let (idle, resting) = (VecDeque::new(), Vec::new());
-        Places { idle, busy: 0, fresh: count, resting, closed: false }
+        Places { idle, busy: 0, fresh: count, resting, retired: false, closed: false }
+    }
+
+    /// Keeps no process from now on that is asked nothing; returns those there are.
+    fn retire(&mut self) -> Vec<P> {
+        self.retired = true;
+        self.fresh += self.idle.len();
+        mem::take(&mut self.idle).into()
     }
 
     /// What a request may do at `now`.
@@ -362,10 +381,14 @@ impl<P> Places<P> {
         }
     }
 
-    /// Takes back a place whose process has answered; its process, if all are to end.
+    /// Takes back a place whose process has answered; the process, if it is to end.
     fn give_back(&mut self, process: P) -> Option<P> {
         self.busy -= 1;
         if self.closed {
+            return Some(process);
+        }
+        if self.retired {
+            self.fresh += 1;
             return Some(process);
         }
         self.idle.push_back(process);
@@ -381,7 +404,7 @@ impl<P> Places<P> {
     /// Lets nobody have a place any more.
     fn close(&mut self) -> VecDeque<P> {
         self.closed = true;
-        std::mem::take(&mut self.idle)
+        mem::take(&mut self.idle)
     }
 }
 
@@ -393,9 +416,6 @@ const REST_MAX: Duration = Duration::from_secs(30);
 
 /// How long a request waits for a rest to end when no process runs: what ends soon is no reason to let a node down.
 const REST_WAIT: Duration = Duration::from_secs(1);
-
-/// How long processes may take to end once their input is closed.
-pub(super) const STOP_WAIT: Duration = Duration::from_secs(5);
 
 /// How often an abort is looked for.
 const ABORT_CHECK: Duration = Duration::from_millis(50);
@@ -709,7 +729,7 @@ mod tests {
         let pool = bench.pool();
         for node in ["n1", "n2", "n3"] {
             let identity = Identity::parse(node).unwrap();
-            let asked = pool.ask(&input(&identity, ""), Instant::now() + LONG, &bench.abort);
+            let asked = bench.put(&pool, &input(&identity, ""));
             assert!(asked.result.is_ok());
             let lines = asked.stderr.lines();
             assert!(lines.iter().any(|line| *line == format!("about {node}")), "{lines:?}");
@@ -728,8 +748,7 @@ mod tests {
         let inventory = "x".repeat(300_000);
         for node in ["n1", "n2"] {
             let identity = Identity::parse(node).unwrap();
-            let asked =
-                pool.ask(&input(&identity, &inventory), Instant::now() + LONG, &bench.abort);
+            let asked = bench.put(&pool, &input(&identity, &inventory));
             assert_eq!(
                 asked.result.map(|answer| answer.msg).map_err(|(failure, _)| failure).unwrap(),
                 node
@@ -859,6 +878,51 @@ mod tests {
     }
 
     #[test]
+    fn a_replaced_pool_answers_those_who_began_with_it_and_keeps_no_process() {
+        let (watch, directory) = (Watch::new(), Directory::new());
+        let held = directory.path("held");
+        let first = format!("[ -e {held} ] || {{ touch {held}; exec 9>{}; }}", watch.fifo());
+        let old = Bench::new(1, &first, &ANSWER.replace("$identity", "old"));
+        let new = Bench::new(1, "", &ANSWER.replace("$identity", "new"));
+        let old_pool = old.pool();
+        assert_eq!(old.ask_of(&old_pool, "n1").unwrap(), "old");
+        let new_pool = old_pool.replaced(new.command(), 1);
+        // The one that was asked nothing.
+        watch.all_ended();
+        assert_eq!(new.ask_of(&new_pool, "n2").unwrap(), "new");
+        // Whoever began before goes on so.
+        assert_eq!(old.ask_of(&old_pool, "n3").unwrap(), "old");
+        assert_eq!(new.ask_of(&new_pool, "n4").unwrap(), "new");
+        // Waits for those of the old one as well.
+        new_pool.stop(LONG, &new.abort);
+        assert_eq!(old.counts(), (0, 0));
+    }
+
+    #[test]
+    fn a_request_that_runs_when_its_pool_is_replaced_is_answered() {
+        let directory = Directory::new();
+        let (began, go) = (directory.fifo("began"), directory.fifo("go"));
+        let watch = Watch::new();
+        let bench = Bench::new(
+            1,
+            &format!("exec 9>{}", watch.fifo()),
+            &format!("echo x >{began}; read x <{go}; {ANSWER}"),
+        );
+        let pool = bench.pool();
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| bench.ask_of(&pool, "n1"));
+            assert_eq!(std::fs::read_to_string(began).unwrap(), "x\n");
+            let replaced = pool.replaced(bench.command(), 1);
+            std::fs::write(go, "y\n").unwrap();
+            assert_eq!(asking.join().unwrap().unwrap(), "n1");
+            // Waits for it, though it belongs to the other.
+            replaced.stop(LONG, &bench.abort);
+        });
+        assert_eq!(bench.metrics.helper_processes.get(), 0);
+        watch.all_ended();
+    }
+
+    #[test]
     fn a_place_rests_longer_each_time_until_a_process_has_answered() {
         let mut now = Instant::now();
         let mut places = Places::<u32>::new(1);
@@ -973,18 +1037,23 @@ mod tests {
             }
         }
 
+        fn command(&self) -> HelperCommand {
+            HelperCommand::parse(&shell_words::join(["sh", "-c", &self.script])).unwrap()
+        }
+
         fn pool(&self) -> Pool {
-            let command = shell_words::join(["sh", "-c", &self.script]);
-            let command = HelperCommand::parse(&command).unwrap();
-            let limits = Limits { timeout: LONG, output_max: self.output_max };
-            Pool::new(command, limits, self.processes_max, Vec::new(), self.metrics.clone())
+            Pool::new(self.command(), self.processes_max, Vec::new(), self.metrics.clone())
+        }
+
+        fn put(&self, pool: &Pool, input: &Input<'_>) -> Asked {
+            let limits = Limits { timeout: self.timeout, output_max: self.output_max };
+            pool.ask(input, limits, Instant::now() + LONG, &self.abort)
         }
 
         /// The `msg` of the answer, or the error's text with placeholders for what differs between runs.
         fn ask_of(&self, pool: &Pool, node: &str) -> Result<String, String> {
             let identity = Identity::parse(node).unwrap();
-            let deadline = Instant::now() + self.timeout;
-            let asked = pool.ask(&input(&identity, ""), deadline, &self.abort);
+            let asked = self.put(pool, &input(&identity, ""));
             asked.result.map(|answer| answer.msg).map_err(|(failure, run)| {
                 let error = super::super::Error { helper: "HELPER".to_owned(), failure, run };
                 let took = regex::Regex::new(r"ran \d+\.\d{3} s").unwrap();
