@@ -9,11 +9,11 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Command, Output};
 use std::thread;
 use std::time::Instant;
 
-use common::{Builder, Daemon, NatsServer, SOON, TempDir, wait_until, within};
+use common::admin::{builder, fail, program, run, say, say_json};
+use common::{Daemon, NatsServer, SOON, TempDir, wait_until, waiting_helper, within};
 use fleet::{Action, Fault, Fleet};
 use serde_json::{Value, json};
 
@@ -31,51 +31,6 @@ fn page(daemon: &Daemon, query: &str) -> String {
     let (code, text) = daemon.get(&format!("/{query}")).expect("the port answers");
     assert_eq!(code, 200, "{text}");
     text
-}
-
-/// A daemon with an admin socket in its folder.
-fn builder(broker: &NatsServer) -> Builder {
-    let builder = Daemon::builder(&broker.address());
-    let path = builder.dir().join("admin.sock");
-    builder.set("admin_socket", path.display())
-}
-
-/// Runs a command of ours against `daemon`.
-fn run(daemon: &Daemon, arguments: &[&str]) -> Output {
-    let socket = daemon.dir().join("admin.sock");
-    program().args(arguments).arg("--socket").arg(socket).output().expect("it can be started")
-}
-
-fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_choria-provisioner"))
-}
-
-/// What the command says, which must be followed.
-#[track_caller]
-fn say(daemon: &Daemon, arguments: &[&str]) -> String {
-    let output = run(daemon, arguments);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}{error}");
-    assert_eq!(error, "", "{arguments:?}");
-    said
-}
-
-/// The same, as JSON.
-#[track_caller]
-fn say_json(daemon: &Daemon, arguments: &[&str]) -> Value {
-    let said = say(daemon, &[arguments, &["--json"]].concat());
-    serde_json::from_str(&said).expect("it is JSON")
-}
-
-/// Its exit code and what it says of it.
-fn fail(output: &Output) -> (Option<i32>, String) {
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
-    (
-        output.status.code(),
-        error.trim_start_matches("choria-provisioner: error: ").trim().to_owned(),
-    )
 }
 
 #[test]
@@ -445,14 +400,4 @@ fn an_audit_log_that_cannot_be_opened_is_no_start_and_a_full_one_keeps_nobody_wa
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");
     wait_until(SOON, "the loss is counted", || daemon.metric("audit_lines_lost_total") >= 3.0);
     daemon.wait_logged(SOON, &["Cannot write to audit log /dev/full", "No space left"]);
-}
-
-/// A helper that says that it has begun, and answers when it may go on.
-fn waiting_helper(begun: &std::path::Path, go_on: &std::path::Path) -> String {
-    format!(
-        "#!/bin/sh\n: >{}\nwhile [ ! -e {} ]; do sleep 0.05; done\n\
-         echo '{{\"configuration\":{{\"plugin.choria.server.provision\":\"0\"}}}}'\n",
-        begun.display(),
-        go_on.display()
-    )
 }

@@ -7,6 +7,7 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+pub mod admin;
 pub mod choria_broker;
 pub mod streams;
 
@@ -213,6 +214,16 @@ identity=${identity%%'"'*}
 printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}\n' "$identity"
 "#;
 
+/// A helper that says that it has begun, and answers when it may go on.
+pub fn waiting_helper(begun: &Path, go_on: &Path) -> String {
+    format!(
+        "#!/bin/sh\n: >{}\nwhile [ ! -e {} ]; do sleep 0.05; done\n\
+         echo '{{\"configuration\":{{\"plugin.choria.server.provision\":\"0\"}}}}'\n",
+        begun.display(),
+        go_on.display()
+    )
+}
+
 /// How a daemon is going to be started.
 #[derive(Debug)]
 pub struct Builder {
@@ -378,6 +389,19 @@ impl Daemon {
         if let Some(status) = self.child.try_wait().expect("it is our child") {
             panic!("the daemon ended with {status}:\n{}", tail(&self.log()));
         }
+    }
+
+    /// Writes another value of a key into the YAML file, as it is.
+    #[track_caller]
+    pub fn write_setting(&self, key: &str, value: impl fmt::Display) {
+        let path = self.dir.path().join("choria-provisioner.yaml");
+        let yaml = fs::read_to_string(&path).expect("it was written at the start");
+        let is_it = |line: &str| line.starts_with(&format!("{key}:"));
+        let others: String =
+            yaml.lines().filter(|line| !is_it(line)).map(|line| format!("{line}\n")).collect();
+        // Whole at once: the daemon may be reading it.
+        let new = self.dir.write("new.yaml", &format!("{key}: {value}\n{others}"));
+        fs::rename(new, path).expect("the folder is ours");
     }
 
     /// Sends SIGTERM.
