@@ -57,7 +57,7 @@ fn round(identities: &Arc<Vec<Identity>>, workers: usize) -> f64 {
         gate,
         metrics: metrics.clone(),
         history: Arc::new(History::new(Instant::now())),
-        audit: None,
+        audit: Arc::default(),
     };
 
     let begun = Instant::now();

@@ -132,6 +132,7 @@ enum Commands {
     Deny(DenyFlags),
     Allow(AllowFlags),
     Check(CheckFlags),
+    Reload(ReloadFlags),
 }
 
 /// Declares a command that talks to a running daemon: its own arguments, and those that all of them have.
@@ -234,6 +235,11 @@ asks! {
     }
 }
 
+asks! {
+    /// Has the daemon read its settings again: all take effect, or none and it says why.
+    ReloadFlags "reload" {}
+}
+
 /// Looks for all that would keep the daemon from working, and changes nothing.
 #[derive(FromArgs)]
 #[argh(subcommand, name = "check")]
@@ -296,6 +302,7 @@ impl Commands {
             Commands::Allow(flags) => {
                 flags.ask(|flags| Ok(Command::Allow { node: flags.node.clone() }))
             }
+            Commands::Reload(flags) => flags.ask(|_| Ok(Command::Reload {})),
             Commands::Nodes(flags) => flags.ask(|flags| flags.query().map(Command::Nodes)),
             Commands::Retry(flags) => flags.ask(|flags| match (&flags.node, flags.all) {
                 (Some(_), true) | (None, false) => {
@@ -568,6 +575,7 @@ const SPECS: &[Spec] = &[
         switches: &["offline", "moving", "json", "version", "help"],
         rest_max: 0,
     },
+    Spec::asks("reload"),
 ];
 
 /// All commands but `run`.

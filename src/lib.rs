@@ -45,6 +45,7 @@
 //! * Of several daemons of ours with an election, never two act in one instant: the gate's lease goes down to the write.
 //! * Nothing new begins while the gate has a reason against it. A node that was begun goes on in its term only and waits for
 //!   the connection; a pause and the drain let it finish.
+//! * A node keeps the settings it was begun with; a reload takes effect as a whole or not at all.
 //! * A reply counts only if its hash verifies, it answers a request of ours and it comes from the node that was asked.
 //! * No server JWT is signed for a key whose holder did not sign a nonce of ours.
 //! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.

@@ -117,6 +117,11 @@ impl Log {
         Ok(())
     }
 
+    /// Leaves out what is less severe than `level`, from now on.
+    pub fn change_level(&self, level: LevelFilter) {
+        log::set_max_level(level);
+    }
+
     /// Whether an error that is logged appears where the process was started.
     pub fn shows_errors(&self) -> bool {
         self.sink.path.is_none()

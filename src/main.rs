@@ -13,7 +13,7 @@ use choria_provisioner::cli::{self, Ask, Check, Files, Invocation, PROGRAM, Run,
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::surroundings::Surroundings;
-use choria_provisioner::config::{self, AdminSocket};
+use choria_provisioner::config::{self, AdminSocket, Source};
 use choria_provisioner::coredump;
 use choria_provisioner::descriptors;
 use choria_provisioner::errors::chain;
@@ -59,7 +59,13 @@ fn run(arguments: &Run) -> End {
     coredump::forbid();
     let surroundings = Surroundings::of_process();
     let client = arguments.choria_config.clone().unwrap_or_else(|| default_file(&surroundings));
-    let mut settings = match config::load(&arguments.config, &client, &surroundings) {
+    let source = Source {
+        yaml: arguments.config.clone(),
+        client: client.clone(),
+        surroundings,
+        is_debug: arguments.debug,
+    };
+    let settings = match source.load() {
         Ok(settings) => settings,
         Err(report) => {
             let end = refuse(&report);
@@ -72,9 +78,6 @@ fn run(arguments: &Run) -> End {
             return end;
         }
     };
-    if arguments.debug {
-        settings.config.loglevel = log::LevelFilter::Debug;
-    }
     let config = &settings.config;
     let log = match Log::start(&config.logfile, config.log_format, config.loglevel) {
         Ok(log) => log,
@@ -93,7 +96,7 @@ fn run(arguments: &Run) -> End {
             return if is_denied(&error) { End::NotPermitted } else { End::BadConfiguration };
         }
     };
-    match serve(arguments, settings, audit, &log) {
+    match serve(arguments, source, settings, audit, &log) {
         Ok(()) => End::Well,
         Err(error) => {
             tell(&log, &*error);
@@ -163,7 +166,9 @@ fn ask(arguments: &Ask) -> End {
         // Whoever reads no more has what they wanted.
         Ok(text) => io::stdout().write_all(text.as_bytes()).map_or(End::Failed, |()| End::Well),
         Err(error) => {
-            say(format_args!("error: {}", chain(&error)));
+            for line in chain(&error).lines() {
+                say(format_args!("error: {line}"));
+            }
             match error {
                 client::Error::Unreachable { .. } if is_denied(&error) => End::NotPermitted,
                 client::Error::Unreachable { .. } => End::OutOfReach,
@@ -219,6 +224,7 @@ fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {
 /// Runs the daemon until it is told to stop.
 fn serve(
     arguments: &Run,
+    source: Source,
     settings: config::Settings,
     audit: Option<AuditFile>,
     log: &Log,
@@ -239,6 +245,7 @@ fn serve(
     }
     log::info!(component = "provisioner", version = VERSION; "Starting with {}", arguments.config.display());
     let setup = Setup {
+        source,
         config,
         choria: settings.choria,
         monitor,

@@ -104,6 +104,10 @@ pub struct Metrics {
     pub helper_processes: IntGauge,
     /// Such processes started in the place of one that failed.
     pub helper_restarts: IntCounter,
+    /// 1 if the last reload took effect, 0 if it was refused.
+    pub config_last_reload_successful: IntGauge,
+    /// Unix time at which the settings in force were read, in seconds.
+    pub config_last_reload_timestamp_seconds: IntGauge,
     /// 1 while we lead the election.
     pub leader: IntGauge,
     lease: Lease,
@@ -253,6 +257,14 @@ impl Metrics {
                 "helper_restarts_total",
                 "Helper processes started in the place of one that failed or ended",
             ),
+            config_last_reload_successful: make.gauge(
+                "config_last_reload_successful",
+                "1 if the settings last read, at the start or by a reload, are in force, 0 if they were refused",
+            ),
+            config_last_reload_timestamp_seconds: make.gauge(
+                "config_last_reload_timestamp_seconds",
+                "Unix time at which the settings in force were read",
+            ),
             leader: make
                 .gauge("leader", "1 while this instance leads the election, 0 without an election"),
             lease: make.lease(),
@@ -333,6 +345,12 @@ impl Metrics {
     /// Notes when a token of ours expires, in seconds since 1970; `token` says which.
     pub fn token_expires(&self, token: &str, at: i64) {
         self.token_expiry_timestamp_seconds.with_label_values(&[token]).set(at);
+    }
+
+    /// There is no such token any more.
+    pub fn no_token(&self, token: &str) {
+        // Of one that never was there is nothing to remove.
+        let _ = self.token_expiry_timestamp_seconds.remove_label_values(&[token]);
     }
 
     /// What [`Metrics::token_expires`] was told last, by token.

@@ -5,8 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use choria_provisioner::cli;
+use choria_provisioner::config::Config;
 use choria_provisioner::config::choria::keys::{Fate, KEYS};
 use choria_provisioner::config::file::{Features, File};
+use choria_provisioner::config::reload::{self, Follows};
+use choria_provisioner::config::report::Report;
 use choria_provisioner::metrics::Metrics;
 
 /// The text of a file of the project.
@@ -39,6 +42,25 @@ fn every_setting_is_in_the_readme() {
         let is_said =
             section.contains(&format!("`{key}`")) || section.contains(&format!("`{key}: "));
         assert!(is_said, "README says nothing about the setting {key}");
+    }
+}
+
+#[test]
+fn the_settings_that_follow_a_reload_are_listed_and_no_other() {
+    let config = Config::parse(b"helper: /bin/true\n", &mut Report::default()).unwrap();
+    let follow = reload::keys(&config).filter(|(_, follows)| *follows == Follows::Reload);
+    let follow: BTreeSet<&str> = follow.map(|(key, _)| key).collect();
+    for (document, start, quotes) in [
+        ("README.md", "These follow a reload: ", &['`', ',', ' ', '\n'][..]),
+        ("dist/man/choria-provisioner.yaml.5", "These follow it:\n", &[',', ' ', '\n']),
+    ] {
+        let text = read(document);
+        let (_, list) = text.split_once(start).expect("there is a list");
+        let (list, _) = list.split_once(" A change").or(list.split_once("\nA change")).unwrap();
+        let words = list.split(quotes).map(|word| word.trim_end_matches('.'));
+        let said: BTreeSet<&str> =
+            words.filter(|word| !word.is_empty() && *word != ".Li").collect();
+        assert_eq!(said, follow, "{document}");
     }
 }
 

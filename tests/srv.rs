@@ -9,7 +9,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 
-use choria_provisioner::config;
+use choria_provisioner::config::Source;
 use choria_provisioner::config::surroundings::{Names, Surroundings};
 use choria_provisioner::dns;
 use choria_provisioner::fleet::Setup;
@@ -65,10 +65,12 @@ fn start(
     let client = site.write("choria.cfg", client);
     let names = Names { hosts: "/etc/hosts".into(), dns: dns::Servers::Fixed(vec![dns.address]) };
     let surroundings = Surroundings { names: Some(names), ..Surroundings::default() };
-    let settings = config::load(&yaml, &client, &surroundings).expect("the files are good");
+    let source = Source { yaml, client, surroundings, is_debug: false };
+    let settings = source.load().expect("the files are good");
     let config = settings.config;
     let log = Log::start(&config.logfile, config.log_format, config.loglevel);
     let setup = Setup {
+        source,
         config,
         choria: settings.choria,
         monitor: None,

@@ -8,6 +8,7 @@
 
 pub mod keys;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub struct ChoriaConfig {
     pub user: Option<(String, Secret)>,
     /// How we prove who we are, and whom we believe.
     pub security: Security,
+    /// What the file says, by key, of what we honour: to see what it says later.
+    pub written: BTreeMap<String, Secret>,
 }
 
 /// What the provisioner's own settings say about the network.
@@ -159,6 +162,7 @@ struct Draft {
     token: Option<(usize, PathBuf)>,
     signer_token: Option<(usize, PathBuf)>,
     security: Written,
+    written: BTreeMap<String, Secret>,
 }
 
 impl Default for Draft {
@@ -176,6 +180,7 @@ impl Default for Draft {
             token: None,
             signer_token: None,
             security: Written::default(),
+            written: BTreeMap::new(),
         }
     }
 }
@@ -237,6 +242,9 @@ impl Draft {
     ) {
         // The environment speaks only when the file does: the original asks it while it assigns a value.
         let or_variable = |name: &str| surroundings.variable(name).unwrap_or(value).to_string();
+        if matches!(fate(key), Ok(Fate::Honoured)) {
+            self.written.insert(key.to_owned(), Secret::new(value));
+        }
         if Written::is_about(key) {
             self.security.take(line, key, value);
         }
@@ -398,6 +406,7 @@ impl Draft {
             connect_timeout,
             user,
             security,
+            written: self.written,
         };
         Inspected { brokers, connect_timeout, config: Some(config) }
     }

@@ -9,6 +9,7 @@ pub mod duration;
 pub mod file;
 pub mod moving;
 pub mod pattern;
+pub mod reload;
 pub mod report;
 pub mod security;
 pub mod signing;
@@ -198,6 +199,34 @@ pub struct Settings {
     pub choria: ChoriaConfig,
     /// Worth a line in the log.
     pub warnings: Vec<Finding>,
+}
+
+/// Where settings come from: at the start, and at each reload.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The provisioner's own file.
+    pub yaml: PathBuf,
+    /// Choria's client file.
+    pub client: PathBuf,
+    /// What they depend on beside.
+    pub surroundings: Surroundings,
+    /// Everything is to be logged, whatever the file says.
+    pub is_debug: bool,
+}
+
+impl Source {
+    /// Reads and checks what is there now.
+    ///
+    /// # Errors
+    ///
+    /// [`Report`] with all errors of both files, not the first only.
+    pub fn load(&self) -> Result<Settings, Report> {
+        let mut settings = load(&self.yaml, &self.client, &self.surroundings)?;
+        if self.is_debug {
+            settings.config.loglevel = LevelFilter::Debug;
+        }
+        Ok(settings)
+    }
 }
 
 /// Reads and checks both files: the YAML at `yaml`, and Choria's at `client`.

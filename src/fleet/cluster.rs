@@ -30,7 +30,7 @@ pub struct Candidate {
 impl Cluster {
     /// Joins the others, if there are any: closes the gate until we may act. Comes before anybody asks the gate.
     pub fn join(shared: &Shared, queues: &Queues) -> Result<Cluster, RunError> {
-        if !shared.config.leader_election {
+        if !shared.current.config().leader_election {
             return Ok(Cluster { candidate: None, election: None });
         }
         let access = &shared.access;

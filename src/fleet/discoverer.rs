@@ -5,10 +5,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, at, never, select_biased, tick};
+use crossbeam_channel::{Receiver, at, never, select_biased};
 use parking_lot::Mutex;
 
 use crate::clock::unix_time;
+use crate::fleet::current::Current;
 use crate::fleet::registry::{self, Sighted, Sighting};
 use crate::fleet::roster::Roster;
 use crate::gate::{Gate, RECONNECT_GRACE, Reason};
@@ -31,8 +32,8 @@ pub struct Setup {
     pub gate: Arc<Gate>,
     /// Counts.
     pub metrics: Arc<Metrics>,
-    /// From one discovery to the next.
-    pub interval: Duration,
+    /// Says how long it is from one discovery to the next.
+    pub current: Arc<Current>,
     /// How long the first answer may take.
     pub window: Duration,
     /// A message starts a discovery at once.
@@ -81,7 +82,9 @@ impl Discoverer {
 
     /// Runs until it is told to stop.
     pub fn run(mut self) {
-        let interval = tick(self.setup.interval);
+        let settings_changed = self.setup.current.watch();
+        let mut interval = self.setup.current.config().interval;
+        let mut next = Instant::now() + interval;
         let late = self.setup.rpc.late_finds();
         loop {
             let again = next_after_reconnect(self.setup.gate.reconnected_at(), self.looked_at);
@@ -91,7 +94,15 @@ impl Discoverer {
                     Ok(()) => self.look(),
                     Err(_) => return,
                 },
-                recv(interval) -> _ => self.look(),
+                recv(at(next)) -> _ => {
+                    self.look();
+                    // As even as a clock; what was missed meanwhile is not made up for.
+                    next = (next + interval).max(Instant::now());
+                }
+                recv(settings_changed) -> _ => {
+                    interval = self.setup.current.config().interval;
+                    next = self.looked_at + interval;
+                }
                 recv(again.map_or_else(never, at)) -> _ => self.look(),
                 recv(late) -> found => match found {
                     Ok(identity) => self.setup.found(&identity),
@@ -224,7 +235,7 @@ mod tests {
             roster: Arc::new(roster),
             gate: gate.clone(),
             metrics: net.metrics.clone(),
-            interval: Duration::from_secs(3600),
+            current: Current::testing("helper: /bin/true\ninterval: 1h\n", &net, &gate),
             window: Duration::from_millis(1),
             trigger: triggered,
             stop,

@@ -12,7 +12,7 @@ use crate::fleet::roster::Roster;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::node::Report;
-use crate::ops::audit::{Audit, Entry};
+use crate::ops::audit::{Entry, Trail};
 use crate::ops::history::{Ended, History};
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
@@ -50,7 +50,7 @@ pub struct Finisher {
     /// Remembers for people.
     pub history: Arc<History>,
     /// Writes down for good, if somebody wants that.
-    pub audit: Option<Audit>,
+    pub audit: Arc<Trail>,
 }
 
 impl Finisher {
@@ -104,7 +104,7 @@ impl Finisher {
         let (node, reason) = (key.identity, report.reason.clone());
         let ended = Ended { at: now, node: node.clone(), outcome, reason, attempt, took };
         self.history.note(ended, tally, &report, now);
-        if let Some(audit) = &self.audit {
+        if let Some(audit) = self.audit.current() {
             let Report { reason, steps, facts, .. } = report;
             let time = Utc::now();
             audit.note(Entry { time, node, outcome, reason, attempt, took, steps, facts });
@@ -169,7 +169,7 @@ mod tests {
             gate: Arc::new(Gate::new()),
             metrics,
             history: Arc::new(History::new(Instant::now())),
-            audit: None,
+            audit: Arc::default(),
         };
         let again = || Done {
             key: key.clone(),

@@ -10,13 +10,14 @@ use crate::clock::unix_time;
 use crate::errors::chain;
 use crate::fleet::Shared;
 use crate::fleet::cluster::Candidate;
+use crate::fleet::current::Current;
 use crate::fleet::links::Links;
 use crate::fleet::threads::Threads;
 use crate::fleet::tokens::Tokens;
 use crate::gate::{Gate, Reason};
 use crate::logging::Log;
 use crate::metrics::Metrics;
-use crate::ops::audit;
+use crate::ops::audit::Trail;
 use crate::protocol::{self, lifecycle, subject};
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::Connection;
@@ -42,7 +43,9 @@ pub struct MainLoop {
     pub announcement: Option<Vec<u8>>,
     pub tokens: Tokens,
     /// Told to open its file again together with the log.
-    pub audit: Option<audit::Running>,
+    pub audit: Arc<Trail>,
+    pub current: Arc<Current>,
+    pub settings_changed: Receiver<()>,
 }
 
 /// Why the main thread looks no longer after what comes up.
@@ -58,13 +61,14 @@ enum End {
 
 impl MainLoop {
     /// Ready to serve; `version` is ours, for our startup event.
-    pub fn new(shared: &Shared, version: &str, audit: Option<audit::Running>) -> MainLoop {
+    pub fn new(shared: &Shared, version: &str) -> MainLoop {
         let access = &shared.access;
         let (rpc, keychain) = (access.rpc.clone(), access.keychain.clone());
         let renew = move || keychain.renew(&rpc);
         let (rpc, keychain) = (access.rpc.clone(), access.keychain.clone());
         let refresh = move || keychain.refresh(&rpc);
-        let (signing, security) = (shared.config.signing.clone(), shared.choria.security.clone());
+        let (signing, security) =
+            (shared.current.config().signing.clone(), shared.choria.security.clone());
         MainLoop {
             gate: access.gate.clone(),
             metrics: shared.metrics.clone(),
@@ -81,7 +85,9 @@ impl MainLoop {
                 unix_time(),
             )),
             tokens: Tokens::new(signing, security, Box::new(refresh)),
-            audit,
+            audit: shared.audit.clone(),
+            current: shared.current.clone(),
+            settings_changed: shared.current.watch(),
         }
     }
 
@@ -100,7 +106,7 @@ impl MainLoop {
         over: &Receiver<Never>,
         late: &Receiver<Instant>,
     ) -> End {
-        let look = self.tokens.tick();
+        let mut look = self.tokens.tick();
         loop {
             select_biased! {
                 recv(over) -> _ => return End::Over,
@@ -109,8 +115,9 @@ impl MainLoop {
                 recv(self.link_changed) -> _ => self.link(),
                 recv(self.gate_changed) -> _ => self.measure(),
                 recv(look) -> _ => self.tokens.look(&self.metrics),
-                recv(signals.hangup) -> _ => {
-                    log::warn!(component = "provisioner"; "Settings are read at start only: restart to change them");
+                recv(self.settings_changed) -> _ => {
+                    self.tokens.adapt(&self.current.config(), &self.metrics);
+                    look = self.tokens.tick();
                 }
                 recv(signals.reopen) -> _ => self.reopen(log),
             }
@@ -125,9 +132,7 @@ impl MainLoop {
                 log::error!(component = "provisioner"; "Going on with the old log: {}", chain(&error));
             }
         }
-        if let Some(audit) = &self.audit {
-            audit.reopen();
-        }
+        self.audit.reopen();
     }
 
     /// The connection came or went.
@@ -177,9 +182,9 @@ impl MainLoop {
         log: &Log,
         mut threads: Threads,
         candidate: Option<Candidate>,
-        drain_timeout: Duration,
         connection: &Connection,
     ) {
+        let drain_timeout = self.current.config().drain_timeout;
         self.gate.close(Reason::Draining);
         self.measure();
         // Whoever leaves does not say that it has come.
@@ -218,6 +223,7 @@ mod tests {
 
     use super::*;
     use crate::config::security::Security;
+    use crate::rpc::testing::Net;
     use crate::transport::memory::Memory;
 
     fn up() -> Link {
@@ -239,6 +245,7 @@ mod tests {
         fn new() -> Bench {
             let memory = Memory::new();
             let gate = Arc::new(Gate::new());
+            let current = Current::testing("helper: /bin/true\n", &Net::new(), &gate);
             let (links, link_changed) = Links::new(gate.clone());
             let (trigger, triggered) = bounded(1);
             let main = MainLoop {
@@ -252,7 +259,9 @@ mod tests {
                 renew: Box::new(|| {}),
                 announcement: Some(b"we are here".to_vec()),
                 tokens: Tokens::new(None, Security::Off, Box::new(|| Ok(None))),
-                audit: None,
+                audit: Arc::default(),
+                settings_changed: current.watch(),
+                current,
             };
             Bench { main, memory, triggered }
         }

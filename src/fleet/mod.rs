@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | main (`main_loop`) | links, signals, changes of the gate | all others have ended |
 //! | `signals` (`shutdown`) | signals | `Signals` is dropped |
+//! | `reload` | SIGHUP, wishes of operators | all others have ended |
 //! | `broker-keeper`, a `broker-reader` for each connection, a `resolver` for each look-up (`transport`) | the socket, timers, DNS | the connection is closed, last of all |
 //! | `listener` | startup events | drain |
 //! | `discoverer` | interval, triggers, late finds | drain |
@@ -21,6 +22,7 @@
 
 pub mod access;
 mod cluster;
+pub mod current;
 pub mod discoverer;
 pub mod election;
 pub mod finisher;
@@ -31,6 +33,7 @@ mod main_loop;
 mod pipeline;
 pub mod prober;
 pub mod registry;
+pub mod reload;
 pub mod roster;
 pub mod seldom;
 #[cfg(test)]
@@ -50,17 +53,20 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::config::choria::ChoriaConfig;
 use crate::config::security;
-use crate::config::{Config, HelperMode};
+use crate::config::{Config, HelperMode, Source};
 use crate::fleet::access::Access;
 use crate::fleet::cluster::Cluster;
+use crate::fleet::current::Current;
 use crate::fleet::main_loop::MainLoop;
 use crate::fleet::pipeline::Pipeline;
+use crate::fleet::reload::Reloading;
 use crate::fleet::roster::Roster;
 use crate::fleet::surfaces::Surfaces;
 use crate::helper::{self, Helper};
 use crate::logging::Log;
 use crate::metrics::Metrics;
-use crate::ops::audit::AuditFile;
+use crate::node;
+use crate::ops::audit::{AuditFile, Trail};
 use crate::ops::http::Monitor;
 use crate::ops::socket::Socket;
 use crate::protocol::subject::BadSubject;
@@ -70,6 +76,8 @@ use crate::transport::connection;
 
 /// What `run` needs; everything in it has been checked.
 pub struct Setup {
+    /// Where settings come from, to read them again.
+    pub source: Source,
     /// The provisioner's own settings.
     pub config: Config,
     /// From Choria's client file.
@@ -132,13 +140,15 @@ impl std::error::Error for RunError {
 
 /// What all parts of the running daemon work with.
 struct Shared {
-    config: Arc<Config>,
+    /// The settings, and what nodes are provisioned with.
+    current: Arc<Current>,
     choria: ChoriaConfig,
     metrics: Arc<Metrics>,
     access: Access,
-    helper: Arc<Helper>,
     /// What we know of the nodes.
     roster: Arc<Roster>,
+    /// Where attempts are written down.
+    audit: Arc<Trail>,
     /// A message starts a discovery.
     discover: Sender<()>,
     /// Disconnects when nothing new may be begun.
@@ -154,35 +164,52 @@ struct Shared {
 /// [`RunError`], before any node was touched.
 pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     end_on_panic();
-    let Setup { config, choria, monitor, admin, audit, version, log } = setup;
+    let Setup { source, config, choria, monitor, admin, audit, version, log } = setup;
     let metrics = Metrics::new(&config.site);
-    let limits = registry::Limits::new(config.interval, config.retry_max);
-    let (roster, queues) = Roster::new(limits, config.work_queue, metrics.clone());
+    let access = Access::open(&choria, &metrics)?;
+    let (roster, queues) = Roster::new(
+        registry::Limits::new(config.interval, config.retry_max),
+        config.work_queue,
+        metrics.clone(),
+    );
     let (discover, triggered) = bounded(1);
     let shared = Shared {
-        access: Access::open(&choria, &metrics)?,
-        helper: Arc::new(helper(&config, &metrics)),
+        current: Arc::new(Current::new(node::Context {
+            rpc: access.rpc.clone(),
+            helper: Arc::new(helper(&config, &metrics)),
+            gate: access.gate.clone(),
+            metrics: metrics.clone(),
+            config: Arc::new(config),
+            last_key: node::LastKey::default(),
+            discovery_timeout: choria.discovery_timeout,
+            abort: signals.abort.clone(),
+        })),
+        access,
         roster: Arc::new(roster),
+        audit: Arc::default(),
         discover,
         drain: signals.drain.clone(),
         abort: signals.abort.clone(),
-        config: Arc::new(config),
         choria,
         metrics,
     };
-    let Cluster { candidate, election } = Cluster::join(&shared, &queues)?;
-    let mut pipeline = Pipeline::start(&shared, queues, triggered, audit)?;
-    let observer = surfaces::observer(&shared, &pipeline, election, version);
-    let surfaces = Surfaces::serve(&shared, &observer, monitor, admin)?;
-
-    let mut main = MainLoop::new(&shared, version, pipeline.audit.take());
-    main.serve(&signals, &log);
-    let (threads, connection) = (pipeline.threads, &shared.access.connection);
-    main.stop(&signals, &log, threads, candidate, shared.config.drain_timeout, connection);
-    if let Some(audit) = main.audit.take() {
-        audit.stop();
+    if let Some(file) = audit {
+        let started = file.start(shared.access.instance.as_str(), shared.metrics.clone());
+        let started = started.map_err(|error| RunError::Thread { name: "audit", error })?;
+        shared.audit.replace(Some(started));
     }
-    shared.helper.stop(&signals.abort);
+    let Cluster { candidate, election } = Cluster::join(&shared, &queues)?;
+    let pipeline = Pipeline::start(&shared, queues, triggered)?;
+    let reloading = Reloading::start(&shared, source, &log, signals.hangup.clone())?;
+    let observer = surfaces::observer(&shared, &pipeline, election, version);
+    let surfaces = Surfaces::serve(&shared, &observer, &reloading, monitor, admin)?;
+
+    let mut main = MainLoop::new(&shared, version);
+    main.serve(&signals, &log);
+    main.stop(&signals, &log, pipeline.threads, candidate, &shared.access.connection);
+    reloading.stop(&signals.abort);
+    shared.audit.replace(None);
+    shared.current.context().helper.stop(&signals.abort);
     surfaces.close();
     log::info!(component = "provisioner"; "Stopped");
     Ok(())
@@ -190,13 +217,17 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
 
 /// The site's helper, run as configured.
 pub fn helper(config: &Config, metrics: &Arc<Metrics>) -> Helper {
-    let limits =
-        helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
+    let limits = helper_limits(config);
     let (command, metrics) = (config.helper.clone(), metrics.clone());
     match config.helper_mode {
         HelperMode::Exec => Helper::new(command, limits, metrics),
         HelperMode::Persistent => Helper::persistent(command, limits, config.workers, metrics),
     }
+}
+
+/// The bounds of its runs.
+fn helper_limits(config: &Config) -> helper::Limits {
+    helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max }
 }
 
 /// The release build aborts on panic by itself; with this, every build does.

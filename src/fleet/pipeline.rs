@@ -17,8 +17,6 @@ use crate::fleet::worker::Workers;
 use crate::fleet::worker::desks::Desks;
 use crate::fleet::worker::rate::RateLimit;
 use crate::fleet::{RunError, Shared};
-use crate::node;
-use crate::ops::audit::{self, Audit, AuditFile};
 use crate::ops::history::History;
 use crate::protocol::subject;
 
@@ -34,8 +32,6 @@ pub struct Pipeline {
     pub history: Arc<History>,
     /// When the fleet was last asked.
     pub last_discovery: Arc<LastSuccess>,
-    /// Writes outcomes down for good; ends when `threads` have ended and all is written.
-    pub audit: Option<audit::Running>,
 }
 
 impl Pipeline {
@@ -44,7 +40,6 @@ impl Pipeline {
         shared: &Shared,
         queues: Queues,
         triggered: Receiver<()>,
-        audit: Option<AuditFile>,
     ) -> Result<Pipeline, RunError> {
         let (done_tx, done) = bounded(DONE_MAX);
         let (again_tx, again) = bounded(prober::AGAIN_MAX);
@@ -55,14 +50,13 @@ impl Pipeline {
         let listener = listener(shared, again_tx)?;
         let discoverer = discoverer(shared, triggered, last_discovery.clone());
         let prober = prober(shared, queues, again, done_tx, desks.clone())?;
-        let (audit, audit_running) = start_audit(shared, audit)?;
         let finisher = Finisher {
             done,
             roster: shared.roster.clone(),
             gate: shared.access.gate.clone(),
             metrics: shared.metrics.clone(),
             history: history.clone(),
-            audit,
+            audit: shared.audit.clone(),
         };
 
         let mut threads = Threads::new();
@@ -70,12 +64,12 @@ impl Pipeline {
         threads.start("discoverer", move || discoverer.run())?;
         threads.start("prober", move || prober.run())?;
         threads.start("finisher", move || finisher.run())?;
-        Ok(Pipeline { threads, desks, history, last_discovery, audit: audit_running })
+        Ok(Pipeline { threads, desks, history, last_discovery })
     }
 }
 
 fn listener(shared: &Shared, again: Sender<Key>) -> Result<Listener, RunError> {
-    let component = &shared.config.lifecycle_component;
+    let component = &shared.current.config().lifecycle_component;
     let events = subject::startup_events(component).map_err(RunError::Component)?;
     Ok(Listener::subscribe(
         shared.access.transport.as_ref(),
@@ -94,7 +88,7 @@ fn discoverer(shared: &Shared, trigger: Receiver<()>, last: Arc<LastSuccess>) ->
         roster: shared.roster.clone(),
         gate: shared.access.gate.clone(),
         metrics: shared.metrics.clone(),
-        interval: shared.config.interval,
+        current: shared.current.clone(),
         window: shared.choria.discovery_timeout,
         trigger,
         stop: shared.drain.clone(),
@@ -110,11 +104,10 @@ fn prober(
     done: Sender<Done>,
     desks: Arc<Desks>,
 ) -> Result<Prober, RunError> {
-    let config = &shared.config;
+    let config = shared.current.config();
     let (freed_tx, freed) = bounded(1);
     let workers = Workers::start(
         config.workers,
-        context(shared),
         shared.abort.clone(),
         done.clone(),
         freed_tx,
@@ -133,38 +126,8 @@ fn prober(
         done,
         workers,
         rate: RateLimit::new(config.rate_limit),
-        limits: prober::core::Limits {
-            quick_max: (config.workers * prober::QUICK_PER_WORKER).max(prober::QUICK_MIN),
-            silent_max: config.probe_window,
-            timeout: config.probe_timeout,
-            held_bytes_max: prober::HELD_BYTES_MAX,
-        },
-        node_timeout: config.node_timeout,
+        limits: prober::core::Limits::of(&config),
+        current: shared.current.clone(),
         stop: shared.drain.clone(),
     }))
-}
-
-/// What workers provision nodes with.
-fn context(shared: &Shared) -> Arc<node::Context> {
-    Arc::new(node::Context {
-        rpc: shared.access.rpc.clone(),
-        helper: shared.helper.clone(),
-        gate: shared.access.gate.clone(),
-        metrics: shared.metrics.clone(),
-        config: shared.config.clone(),
-        last_key: Default::default(),
-        discovery_timeout: shared.choria.discovery_timeout,
-        abort: shared.abort.clone(),
-    })
-}
-
-fn start_audit(
-    shared: &Shared,
-    file: Option<AuditFile>,
-) -> Result<(Option<Audit>, Option<audit::Running>), RunError> {
-    let Some(file) = file else { return Ok((None, None)) };
-    let (audit, running) = file
-        .start(shared.access.instance.as_str(), shared.metrics.clone())
-        .map_err(|error| RunError::Thread { name: "audit", error })?;
-    Ok((Some(audit), Some(running)))
 }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
 
+use crate::config::Config;
+use crate::fleet::current::Current;
 use crate::fleet::finisher::Done;
 use crate::fleet::prober::core::{Core, Expired, Heard, Limits, Turn};
 use crate::fleet::registry::{Key, Sighting};
@@ -72,8 +74,8 @@ pub struct Setup {
     pub rate: RateLimit,
     /// The bounds of the probes.
     pub limits: Limits,
-    /// The time a worker has for a node.
-    pub node_timeout: Duration,
+    /// What nodes are provisioned with.
+    pub current: Arc<Current>,
     /// Ends the thread; its nodes are forgotten.
     pub stop: Receiver<Never>,
 }
@@ -85,10 +87,23 @@ pub struct Prober {
     sink: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
     gate_changed: Receiver<()>,
+    settings_changed: Receiver<()>,
     /// Disconnects when the connection ends over which the nodes were asked.
     connection: Receiver<Never>,
     inventory: String,
     cannot_ask: Seldom,
+}
+
+impl Limits {
+    /// Those of `config`.
+    pub fn of(config: &Config) -> Limits {
+        Limits {
+            quick_max: (config.workers * QUICK_PER_WORKER).max(QUICK_MIN),
+            silent_max: config.probe_window,
+            timeout: config.probe_timeout,
+            held_bytes_max: HELD_BYTES_MAX,
+        }
+    }
 }
 
 impl Prober {
@@ -97,9 +112,20 @@ impl Prober {
         let core = Core::new(setup.limits);
         let (sink, arrivals) = crossbeam_channel::bounded(ARRIVALS_MAX);
         let (gate_changed, connection) = (setup.gate.watch(), setup.gate.lost());
+        let settings_changed = setup.current.watch();
         let inventory = Inventory {}.body();
         let cannot_ask = Seldom::every(CANNOT_ASK_LOG);
-        Prober { setup, core, sink, arrivals, gate_changed, connection, inventory, cannot_ask }
+        Prober {
+            setup,
+            core,
+            sink,
+            arrivals,
+            gate_changed,
+            settings_changed,
+            connection,
+            inventory,
+            cannot_ask,
+        }
     }
 
     /// Runs until it is told to stop, then waits for the workers to finish what they have.
@@ -150,6 +176,7 @@ impl Prober {
             recv(arrivals) -> arrival => if let Ok(arrival) = arrival {
                 self.hear(arrival);
             },
+            recv(self.settings_changed) -> _ => self.adapt(now),
             recv(self.gate_changed) -> _ => {}
             recv(self.setup.freed) -> _ => {}
             recv(favoured) -> key => if let Ok(key) = key {
@@ -161,6 +188,15 @@ impl Prober {
             recv(timer) -> _ => {}
         }
         true
+    }
+
+    /// Keeps to the settings as they are now.
+    fn adapt(&mut self, now: Instant) {
+        let config = self.setup.current.config();
+        self.setup.limits = Limits::of(&config);
+        self.core.limit(self.setup.limits);
+        self.setup.rate.change(config.rate_limit, now);
+        self.setup.workers.resize(config.workers);
     }
 
     /// Takes what has come by now, up to a bound.
@@ -269,7 +305,8 @@ impl Prober {
             if let Some(until) = self.setup.rate.wait(now) {
                 return Some(until);
             }
-            let deadline = now + self.setup.node_timeout;
+            let context = self.setup.current.context();
+            let deadline = now + context.config.node_timeout;
             let permit = self.setup.workers.permit(deadline)?;
             let taken = self.core.take(now)?;
             let key = taken.key;
@@ -295,7 +332,8 @@ impl Prober {
                 upgrade: entry.upgrade,
                 progress: Arc::default(),
             };
-            self.setup.workers.hand(Job { key, attempt: entry.attempt, probed, permit });
+            let attempt = entry.attempt;
+            self.setup.workers.hand(Job { key, attempt, probed, permit, context });
         }
         None
     }
@@ -325,12 +363,8 @@ mod tests {
     use crossbeam_channel::bounded;
 
     use super::*;
-    use crate::config::Config;
-    use crate::config::report::Report as Findings;
     use crate::fleet::registry;
     use crate::gate::Reason;
-    use crate::helper::{self, Helper};
-    use crate::node::Context;
     use crate::rpc::testing::{Net, good_body};
 
     const SOON: Duration = Duration::from_secs(10);
@@ -346,7 +380,6 @@ mod tests {
         again: Sender<Key>,
         stop: Option<Sender<Never>>,
         prober: Option<JoinHandle<()>>,
-        _no_abort: Sender<Never>,
     }
 
     impl Bench {
@@ -363,32 +396,20 @@ mod tests {
                     _ => Vec::new(),
                 }
             });
-            let config = Config::parse(SETTINGS.as_bytes(), &mut Findings::default()).unwrap();
+            let gate = Arc::new(Gate::new());
+            gate.open(Reason::Disconnected);
+            let current = Current::testing(SETTINGS, &net, &gate);
+            let config = current.config();
             let limits = registry::Limits::new(config.interval, config.retry_max);
             let (roster, queues) = Roster::new(limits, 100, net.metrics.clone());
-            let (roster, gate) = (Arc::new(roster), Arc::new(Gate::new()));
-            gate.open(Reason::Disconnected);
-            let helper_limits = helper::Limits { timeout: SOON, output_max: 1000 };
-            let helper = Helper::new(config.helper.clone(), helper_limits, net.metrics.clone());
-            let (keep, abort) = bounded(0);
-            let context = Arc::new(Context {
-                rpc: net.rpc.clone(),
-                helper: Arc::new(helper),
-                gate: gate.clone(),
-                metrics: net.metrics.clone(),
-                config: Arc::new(config),
-                last_key: Default::default(),
-                discovery_timeout: Duration::from_secs(2),
-                abort: abort.clone(),
-            });
+            let roster = Arc::new(roster);
             let (done_tx, done) = bounded(100);
             let (freed_tx, freed) = bounded(1);
             let (again, again_rx) = bounded(10);
             let (stop, stopped) = bounded(0);
             let workers = Workers::start(
                 2,
-                context,
-                abort,
+                never(),
                 done_tx.clone(),
                 freed_tx,
                 net.metrics.clone(),
@@ -407,12 +428,12 @@ mod tests {
                 workers,
                 rate: RateLimit::new(rate),
                 limits: Limits { quick_max: 8, silent_max: 8, timeout, held_bytes_max: 10_000 },
-                node_timeout: SOON,
+                current,
                 stop: stopped,
             });
             let prober = Some(thread::spawn(move || prober.run()));
             let stop = Some(stop);
-            Bench { net, roster, gate, done, again, stop, prober, _no_abort: keep }
+            Bench { net, roster, gate, done, again, stop, prober }
         }
 
         fn sight(&self, name: &str) {

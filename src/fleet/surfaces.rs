@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::fleet::election::View;
 use crate::fleet::pipeline::Pipeline;
+use crate::fleet::reload::Reloading;
 use crate::fleet::{RunError, Shared};
 use crate::ops::command::Operator;
 use crate::ops::http::{self, Monitor};
@@ -21,6 +22,7 @@ impl Surfaces {
     pub fn serve(
         shared: &Shared,
         observer: &Arc<Observer>,
+        reloading: &Reloading,
         monitor: Option<Monitor>,
         admin: Option<Socket>,
     ) -> Result<Surfaces, RunError> {
@@ -35,6 +37,7 @@ impl Surfaces {
                 gate: shared.access.gate.clone(),
                 roster: shared.roster.clone(),
                 discover: shared.discover.clone(),
+                reload: reloading.wishes(),
             };
             let serving = socket.serve(Arc::new(operator));
             serving.map_err(|error| RunError::Thread { name: "admin", error })
@@ -64,9 +67,8 @@ pub fn observer(
         version,
         identity: shared.choria.identity.to_string(),
         instance: access.instance.as_str().to_owned(),
-        site: shared.config.site.clone(),
-        interval: shared.config.interval,
-        workers_max: shared.config.workers,
+        site: shared.current.config().site.clone(),
+        current: shared.current.clone(),
         gate: access.gate.clone(),
         roster: shared.roster.clone(),
         desks: pipeline.desks.clone(),

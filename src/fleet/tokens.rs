@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, never, tick};
 
 use crate::clock::unix_time;
+use crate::config::Config;
 use crate::config::security::{Problem, Security};
 use crate::config::signing::SigningFiles;
 use crate::errors::chain;
@@ -46,6 +47,16 @@ impl Tokens {
         Tokens { signing, login, refresh, warned, login_warned, login_failed, failed }
     }
 
+    /// Keeps to these settings from now on, and looks at what they name at once.
+    pub fn adapt(&mut self, config: &Config, metrics: &Metrics) {
+        if self.signing != config.signing {
+            self.signing.clone_from(&config.signing);
+            // What was said was said about others.
+            (self.warned, self.failed) = (Seldom::every(EXPIRY_LOG), Seldom::every(SIGNING_LOG));
+        }
+        self.look_at_signing(metrics);
+    }
+
     /// When to look again.
     pub fn tick(&self) -> Receiver<Instant> {
         if self.is_empty() { never() } else { tick(TOKENS_EVERY) }
@@ -81,7 +92,12 @@ impl Tokens {
     }
 
     fn look_at_signing(&mut self, metrics: &Metrics) {
-        let (Some(files), now) = (&self.signing, unix_time()) else { return };
+        let now = unix_time();
+        let Some(files) = &self.signing else {
+            // A node that had begun before may have brought it back.
+            metrics.no_token("signing");
+            return;
+        };
         match files.read(now) {
             Ok(issuer) => {
                 if let Some(expires) = issuer.expires() {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 use parking_lot::Mutex;
 
 use crate::fleet::finisher::Done;
@@ -54,6 +54,8 @@ pub struct Job {
     pub probed: Probed,
     /// The right to work on it.
     pub permit: Permit,
+    /// What it is provisioned with, to the end.
+    pub context: Arc<node::Context>,
 }
 
 /// All workers: their seats, their threads and the way to them. Owned by whoever hands out the nodes.
@@ -71,25 +73,24 @@ impl Workers {
     /// The system's error if it gives us no thread.
     pub fn start(
         active_max: usize,
-        context: Arc<node::Context>,
         abort: Receiver<Never>,
         done: Sender<Done>,
         freed: Sender<()>,
         metrics: Arc<Metrics>,
         desks: Arc<Desks>,
     ) -> io::Result<Workers> {
-        let seats_max = active_max.saturating_mul(SEATS_PER_PERMIT).max(SEATS_MIN);
-        // As many as there can be seats, so handing out a node never waits.
-        let (jobs, waiting) = bounded(seats_max);
+        let seats_max = seats_for(active_max);
+        // There are no more jobs than seats, whose number may change.
+        let (jobs, waiting) = unbounded();
         let seats = Arc::new(Seats::new(active_max, seats_max, freed, abort, metrics.clone()));
         let our_faults = Arc::new(OurFaults::new());
-        let worker = Worker { jobs: waiting, context, done, metrics, our_faults, desks };
+        let worker = Worker { jobs: waiting, done, metrics, our_faults, desks };
         let start = Box::new(move |name| {
             let worker = worker.clone();
             let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
             builder.spawn(move || worker.run())
         });
-        let mut crew = Crew { threads: Vec::new(), start, not_before: None };
+        let mut crew = Crew { threads: Vec::new(), start, seats_max, not_before: None };
         crew.grow()?;
         Ok(Workers { seats, jobs, crew })
     }
@@ -101,9 +102,15 @@ impl Workers {
         self.seats.permit(deadline)
     }
 
+    /// Changes how many nodes may be worked on at once. Those in hand beyond that are finished.
+    pub fn resize(&mut self, active_max: usize) {
+        self.crew.seats_max = seats_for(active_max);
+        self.seats.resize(active_max, self.crew.seats_max);
+    }
+
     /// Hands a node to the thread that its permit came with.
     pub fn hand(&self, job: Job) {
-        // There is room for all seats, and threads receive for as long as there is a sender.
+        // Threads receive for as long as there is a sender.
         drop(self.jobs.send(job));
     }
 
@@ -117,12 +124,19 @@ impl Workers {
     }
 }
 
+/// How many nodes may be in hand for so many permits.
+fn seats_for(active_max: usize) -> usize {
+    active_max.saturating_mul(SEATS_PER_PERMIT).max(SEATS_MIN)
+}
+
 /// The threads. There is one for each node in hand, since a node that waited for one would keep its permit from nodes
 /// that have a thread and wait for a permit.
 struct Crew {
     threads: Vec<JoinHandle<()>>,
     /// Starts one with this name.
     start: Box<dyn FnMut(String) -> io::Result<JoinHandle<()>> + Send>,
+    /// Seats when there are threads for all of them.
+    seats_max: usize,
     /// The system had no thread for us.
     not_before: Option<Instant>,
 }
@@ -132,14 +146,14 @@ impl Crew {
     fn meet(&mut self, seats: &Seats, now: Instant) {
         let (nodes, is_wanted) = {
             let permits = seats.permits.lock();
-            (permits.nodes_len(), permits.could_take(seats.max))
+            (permits.nodes_len(), permits.could_take(self.seats_max))
         };
         if !is_wanted || self.threads.len() > nodes || self.not_before.is_some_and(|at| now < at) {
             return;
         }
         self.not_before = None;
         let limit = match self.grow() {
-            Ok(()) => seats.max,
+            Ok(()) => self.seats_max,
             Err(error) => {
                 self.not_before = Some(now + NO_THREAD_WAIT);
                 let len = self.threads.len();
@@ -161,7 +175,6 @@ impl Crew {
 #[derive(Clone)]
 struct Worker {
     jobs: Receiver<Job>,
-    context: Arc<node::Context>,
     done: Sender<Done>,
     metrics: Arc<Metrics>,
     our_faults: Arc<OurFaults>,
@@ -171,14 +184,14 @@ struct Worker {
 impl Worker {
     fn run(self) {
         for job in &self.jobs {
-            let Job { key, attempt, probed, mut permit } = job;
+            let Job { key, attempt, probed, mut permit, context } = job;
             let node = key.identity.as_str();
             log::info!(component = node, node, attempt; "Provisioning {node}");
             let since = Instant::now();
             let identity = key.identity.clone();
             let desk = Desk { identity, attempt, since, progress: probed.progress.clone() };
             let shown = self.desks.show(&key, desk);
-            let report = node::provision(&self.context, probed, &mut permit);
+            let report = node::provision(&context, probed, &mut permit);
             drop(shown);
             drop(permit);
             let took = since.elapsed();
@@ -267,8 +280,6 @@ impl OurFaults {
 
 /// What permits and workers share.
 struct Seats {
-    /// Seats when there are threads for all of them.
-    max: usize,
     permits: Mutex<Permits>,
     /// Locked after `permits` only.
     wakers: Mutex<HashMap<Seat, Waker>>,
@@ -287,14 +298,14 @@ struct Waker {
 impl Seats {
     fn new(
         active_max: usize,
-        max: usize,
+        nodes_max: usize,
         freed: Sender<()>,
         abort: Receiver<Never>,
         metrics: Arc<Metrics>,
     ) -> Seats {
-        let permits = Mutex::new(Permits::new(active_max, max));
+        let permits = Mutex::new(Permits::new(active_max, nodes_max));
         let wakers = Mutex::new(HashMap::new());
-        Seats { max, permits, wakers, freed, abort, metrics }
+        Seats { permits, wakers, freed, abort, metrics }
     }
 
     fn permit(self: &Arc<Seats>, deadline: Instant) -> Option<Permit> {
@@ -324,14 +335,26 @@ impl Seats {
         let granted = change(&mut permits);
         self.measure(&permits);
         match granted {
-            Some(seat) => {
-                if let Some(waker) = self.wakers.lock().get(&seat) {
-                    // One message a wait, so there is room.
-                    let _ = waker.go_on.try_send(());
-                }
-            }
+            Some(seat) => self.wake(seat),
             // A full channel holds the news already.
             None => drop(self.freed.try_send(())),
+        }
+    }
+
+    /// There are more permits, or fewer: nodes that wait for one go on, as far as there are any.
+    fn resize(&self, active_max: usize, nodes_max: usize) {
+        let mut permits = self.permits.lock();
+        permits.limit(nodes_max);
+        let granted = permits.resize(active_max);
+        self.measure(&permits);
+        granted.into_iter().for_each(|seat| self.wake(seat));
+    }
+
+    /// Tells the thread with this seat that it has a permit.
+    fn wake(&self, seat: Seat) {
+        if let Some(waker) = self.wakers.lock().get(&seat) {
+            // One message a wait, so there is room.
+            let _ = waker.go_on.try_send(());
         }
     }
 
@@ -457,6 +480,23 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_waits_for_a_permit_goes_on_when_there_are_more() {
+        let bench = bench(1, 8);
+        let mut slow = bench.permit().unwrap();
+        slow.silent();
+        let quick = bench.permit().unwrap();
+        let (began, waiting) = bounded(1);
+        let thread = thread::spawn(move || {
+            began.send(()).unwrap();
+            slow.answered()
+        });
+        waiting.recv_timeout(SOON).unwrap();
+        bench.seats.resize(2, 8);
+        assert!(thread.join().unwrap());
+        drop(quick);
+    }
+
+    #[test]
     fn the_longest_silent_node_hears_that_it_is_given_up() {
         let bench = bench(1, 2);
         let mut first = bench.permit().unwrap();
@@ -496,7 +536,7 @@ mod tests {
             left -= 1;
             Ok(thread::spawn(|| {}))
         });
-        let mut crew = Crew { threads: Vec::new(), start, not_before: None };
+        let mut crew = Crew { threads: Vec::new(), start, seats_max: 32, not_before: None };
         let now = Instant::now();
         let permit = |crew: &mut Crew, now| {
             crew.meet(&bench.seats, now);

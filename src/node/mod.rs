@@ -68,6 +68,22 @@ pub struct Context {
     pub abort: Receiver<Never>,
 }
 
+impl Context {
+    /// The same with other settings and the helper for them.
+    pub fn with(&self, config: Config, helper: Helper) -> Context {
+        Context {
+            rpc: self.rpc.clone(),
+            helper: Arc::new(helper),
+            gate: self.gate.clone(),
+            metrics: self.metrics.clone(),
+            config: Arc::new(config),
+            last_key: LastKey::default(),
+            discovery_timeout: self.discovery_timeout,
+            abort: self.abort.clone(),
+        }
+    }
+}
+
 /// A node that answered its first request, or is asked again.
 #[derive(Debug)]
 pub struct Probed {

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::mem;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -153,6 +154,34 @@ impl Audit {
                     log::error!(component = "audit", suppressed; "The audit log is not written fast enough: lines are lost");
                 }
             }
+        }
+    }
+}
+
+/// The audit log there is now, if there is one; after a reload it may be another.
+#[derive(Debug, Default)]
+pub struct Trail(Mutex<Option<(Arc<Audit>, Running)>>);
+
+impl Trail {
+    /// Where an entry goes now. Not to be kept: the log ends when nobody has it any more.
+    pub fn current(&self) -> Option<Arc<Audit>> {
+        self.0.lock().as_ref().map(|(audit, _)| audit.clone())
+    }
+
+    /// Has the file opened again under its name, after it was renamed.
+    pub fn reopen(&self) {
+        if let Some((_, running)) = &*self.0.lock() {
+            running.reopen();
+        }
+    }
+
+    /// Goes on with another log or with none, and waits until all is written that went to the one before.
+    pub fn replace(&self, next: Option<(Audit, Running)>) {
+        let next = next.map(|(audit, running)| (Arc::new(audit), running));
+        let before = mem::replace(&mut *self.0.lock(), next);
+        if let Some((audit, running)) = before {
+            drop(audit);
+            running.stop();
         }
     }
 }
@@ -511,6 +540,24 @@ mod tests {
         running.stop();
         assert_eq!(site.nodes(&old), ["before"]);
         assert_eq!(site.nodes(&site.path()), ["after"]);
+    }
+
+    #[test]
+    fn a_log_that_is_replaced_has_all_that_went_there() {
+        let site = Site::new();
+        let trail = Trail::default();
+        assert!(trail.current().is_none());
+        let next = site.folder.join("next.log");
+        for path in [&site.path(), &next] {
+            trail.replace(Some(site.start(path)));
+            for number in 0..500 {
+                trail.current().unwrap().note(entry(&format!("n{number}")));
+            }
+        }
+        assert_eq!(site.nodes(&site.path()).len(), 500);
+        trail.replace(None);
+        assert_eq!(site.nodes(&next).len(), 500);
+        assert!(trail.current().is_none());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::iter;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::ops::command::{Change, Command};
+use crate::ops::command::{Change, Command, Reload};
 use crate::ops::status::{Listed, Nodes, Status};
 use crate::ops::text::{Number, Plain, Span};
 
@@ -48,7 +49,11 @@ impl fmt::Display for Error {
             }
             Error::Broken(_) => f.write_str("the daemon gave no whole answer"),
             Error::Garbled(_) => f.write_str("the daemon's answer makes no sense"),
-            Error::Refused(text) => Plain(text).fmt(f),
+            Error::Refused(text) => {
+                let mut lines = text.lines();
+                Plain(lines.next().unwrap_or_default()).fmt(f)?;
+                lines.try_for_each(|line| write!(f, "\n{}", Plain(line)))
+            }
         }
     }
 }
@@ -81,6 +86,7 @@ pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Erro
     let text = match command {
         Command::Status {} => serde_json::from_str(result).map(|status| status_text(&status)),
         Command::Nodes(_) => serde_json::from_str(result).map(|nodes| nodes_text(&nodes)),
+        Command::Reload {} => serde_json::from_str(result).map(|reload| reload_text(&reload)),
         _ => serde_json::from_str(result)
             .map(|Change { message, .. }| format!("{}\n", Plain(&message))),
     };
@@ -112,6 +118,13 @@ fn exchange(path: &Path, command: &Command) -> Result<String, Error> {
     }
 }
 
+/// What a reload has changed, for a terminal.
+fn reload_text(reload: &Reload) -> String {
+    let warnings = reload.warnings.iter().map(|warning| format!("warning: {}\n", Plain(warning)));
+    let message = format!("{}\n", Plain(&reload.message));
+    iter::once(message).chain(warnings).collect()
+}
+
 /// What the daemon does, for a terminal.
 fn status_text(status: &Status) -> String {
     let mut out = String::new();
@@ -131,6 +144,7 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
         write!(out, ", site {}", Plain(site))?;
     }
     writeln!(out, ", process {}, up {}", status.pid, Span(status.uptime_secs))?;
+    writeln!(out, "Settings    read {} ago", Span(status.settings.read_secs))?;
     match &broker.server {
         Some(server) => {
             writeln!(out, "Broker      {} for {}", Plain(server), Span(broker.for_secs))?

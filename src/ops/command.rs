@@ -6,12 +6,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{RecvTimeoutError, Sender, TrySendError, bounded};
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDenied};
+use crate::fleet::reload::{ENDING, NotReloaded, Reloaded, Wish};
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
 use crate::ops::status::{Nodes, Query, Show, Status};
@@ -50,6 +51,8 @@ pub enum Command {
         /// Which.
         node: String,
     },
+    /// Read the settings again.
+    Reload {},
 }
 
 /// What came of a command.
@@ -62,6 +65,8 @@ pub enum Answer {
     Nodes(Nodes),
     /// Something was done.
     Change(Change),
+    /// The settings were read again.
+    Reloaded(Reload),
 }
 
 /// What a command has changed.
@@ -73,7 +78,20 @@ pub struct Change {
     pub message: String,
 }
 
-/// Why a command was not followed, for people.
+/// What a reload has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reload {
+    /// Whether any setting is other than before.
+    pub changed: bool,
+    /// What happened, for people.
+    pub message: String,
+    /// The keys whose settings are other than before.
+    pub settings: Vec<String>,
+    /// What may not be meant as it is written.
+    pub warnings: Vec<String>,
+}
+
+/// Why a command was not followed, for people; each reason on a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused(pub String);
 
@@ -87,7 +105,7 @@ impl std::error::Error for Refused {}
 
 /// Whoever follows commands.
 pub trait Obey: Send + Sync {
-    /// Does what `command` says. It may take as long as all nodes take to be looked at, and waits for nothing.
+    /// Does what `command` says. It may take as long as all nodes take to be looked at; only a reload waits, for its files.
     ///
     /// # Errors
     ///
@@ -105,7 +123,12 @@ pub struct Operator {
     pub roster: Arc<Roster>,
     /// A message starts a discovery.
     pub discover: Sender<()>,
+    /// A message has the settings read again.
+    pub reload: Sender<Wish>,
 }
+
+/// How long an operator waits for a reload; whoever asks through the socket has a little more patience.
+const RELOAD_MAX: Duration = Duration::from_secs(25);
 
 impl Obey for Operator {
     fn obey(&self, command: Command) -> Result<Answer, Refused> {
@@ -122,6 +145,7 @@ impl Obey for Operator {
             Command::Discover {} => self.discover()?,
             Command::Deny { node } => self.deny(&node)?,
             Command::Allow { node } => self.allow(&node)?,
+            Command::Reload {} => return self.reload().map(Answer::Reloaded),
         }))
     }
 }
@@ -264,6 +288,33 @@ impl Operator {
     }
 }
 
+impl Operator {
+    fn reload(&self) -> Result<Reload, Refused> {
+        log::info!(component = "operator"; "An operator wants the settings read again");
+        let (outcome, told) = bounded(1);
+        self.reload.try_send(Wish { outcome }).map_err(|error| {
+            Refused(match error {
+                TrySendError::Full(_) => "too many wait for a reload".into(),
+                TrySendError::Disconnected(_) => ENDING.into(),
+            })
+        })?;
+        match told.recv_timeout(RELOAD_MAX) {
+            Ok(Ok(Reloaded { changed, warnings })) => {
+                let message = match changed.as_slice() {
+                    [] => "Reloaded; no setting is other than before.".into(),
+                    keys => format!("Reloaded; changed: {}.", keys.join(", ")),
+                };
+                Ok(Reload { changed: !changed.is_empty(), message, settings: changed, warnings })
+            }
+            Ok(Err(NotReloaded(reasons))) => Err(Refused(reasons.join("\n"))),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Refused("the settings are still being read: the log will tell".into()))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Refused(ENDING.into())),
+        }
+    }
+}
+
 fn parse(name: &str) -> Result<Identity, Refused> {
     Identity::parse(name).map_err(|error| Refused(format!("{name:?}: {error}")))
 }
@@ -282,9 +333,9 @@ fn nothing(message: &str) -> Change {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::thread;
 
-    use crossbeam_channel::{Receiver, bounded};
+    use crossbeam_channel::Receiver;
 
     use super::*;
     use crate::fleet::registry::{Key, Limits, Next};
@@ -313,6 +364,7 @@ mod tests {
         operator: Operator,
         discovers: Receiver<()>,
         queues: Queues,
+        wishes: Receiver<Wish>,
     }
 
     impl Bench {
@@ -323,8 +375,10 @@ mod tests {
             let gate = Arc::new(Gate::new());
             gate.open(Reason::Disconnected);
             let roster = Arc::new(roster);
-            let operator = Operator { shown: Arc::new(Still), gate, roster, discover };
-            Bench { operator, discovers, queues }
+            let (reload, wishes) = bounded(1);
+            let shown = Arc::new(Still);
+            let operator = Operator { shown, gate, roster, discover, reload };
+            Bench { operator, discovers, queues, wishes }
         }
 
         /// Follows a command given as it comes through the socket.
@@ -400,6 +454,38 @@ mod tests {
         bench.changes(r#"{"command":"resume"}"#, "Resumed; a discovery begins.");
         assert_eq!(bench.discovers.try_iter().count(), 1);
         assert!(gate.begin().is_ok());
+    }
+
+    #[test]
+    fn whoever_wants_a_reload_hears_what_came_of_it() {
+        let bench = Bench::new(10);
+        let reload = |outcome| {
+            thread::scope(|scope| {
+                let asking = scope.spawn(|| bench.operator.obey(Command::Reload {}));
+                let wish = bench.wishes.recv().unwrap();
+                match outcome {
+                    Some(outcome) => wish.outcome.send(outcome).unwrap(),
+                    None => drop(wish),
+                }
+                asking.join().unwrap().map(|answer| serde_json::to_value(answer).unwrap())
+            })
+        };
+        let reloaded = Reloaded { changed: vec!["workers".into()], warnings: vec!["w".into()] };
+        assert_eq!(
+            reload(Some(Ok(reloaded))).unwrap(),
+            serde_json::json!({
+                "changed": true,
+                "message": "Reloaded; changed: workers.",
+                "settings": ["workers"],
+                "warnings": ["w"],
+            })
+        );
+        let reasons = vec!["p.yaml:1: wrong".into(), "p.yaml:2: wrong too".into()];
+        assert_eq!(
+            reload(Some(Err(NotReloaded(reasons)))).unwrap_err().0,
+            "p.yaml:1: wrong\np.yaml:2: wrong too"
+        );
+        assert_eq!(reload(None).unwrap_err().0, ENDING);
     }
 
     #[test]

@@ -307,8 +307,8 @@ impl Page<'_> {
     }
 
     fn facts(&self, out: &mut String) -> fmt::Result {
-        let Status { broker, discovery, helper, tokens, denied, counts, instance, pid, .. } =
-            self.status;
+        let Status { settings, broker, discovery, helper, tokens, .. } = self.status;
+        let Status { denied, counts, instance, pid, .. } = self.status;
         out.write_str("<section id=\"facts\" data-live><h2>Connections</h2>\n<dl class=\"facts card\">\n<dt>Broker</dt><dd>")?;
         match &broker.server {
             Some(server) => write!(out, "{} for {}", Html(server), Span(broker.for_secs))?,
@@ -365,6 +365,7 @@ impl Page<'_> {
             }
             out.write_str("</dd>\n")?;
         }
+        writeln!(out, "<dt>Settings</dt><dd>read {} ago</dd>", Span(settings.read_secs))?;
         write!(
             out,
             "<dt>Process</dt><dd>{pid} <small>instance {}</small></dd>\n</dl></section>\n",

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_time;
+use crate::fleet::current::Current;
 use crate::fleet::discoverer::LastSuccess;
 use crate::fleet::election::View;
 use crate::fleet::election::core::Role;
@@ -73,6 +74,8 @@ pub struct Status {
     pub ready: bool,
     /// What an operator may want to look at.
     pub problems: Vec<String>,
+    /// The settings in force.
+    pub settings: Settings,
     /// The connection.
     pub broker: Broker,
     /// Who provisions, if there are several of us.
@@ -154,6 +157,15 @@ pub struct ClosedBy {
     pub text: String,
     /// How long it has held.
     pub for_secs: f64,
+}
+
+/// The settings in force.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// How long ago they were read.
+    pub read_secs: f64,
+    /// Why the last reload was refused, if it was.
+    pub refused: Option<Past>,
 }
 
 /// The connection to the broker.
@@ -554,10 +566,8 @@ pub struct Sources {
     pub instance: String,
     /// The installation's name.
     pub site: String,
-    /// Time from one discovery to the next.
-    pub interval: Duration,
-    /// How many nodes may be worked on at once.
-    pub workers_max: usize,
+    /// The settings.
+    pub current: Arc<Current>,
     /// Why we may not act.
     pub gate: Arc<Gate>,
     /// What we know of the nodes.
@@ -601,14 +611,21 @@ impl Observer {
         }
     }
 
+    fn settings(&self, now: Instant) -> Settings {
+        let Sources { current, .. } = &self.sources;
+        let refused = current.last_refused();
+        let refused = refused.map(|(at, text)| Past { text, ago_secs: past(at, now) });
+        Settings { read_secs: secs(current.age()), refused }
+    }
+
     fn discovery(&self) -> Discovery {
-        let Sources { metrics, last_discovery, interval, .. } = &self.sources;
+        let Sources { metrics, last_discovery, current, .. } = &self.sources;
         // The metric is zero until the first has succeeded.
         let has_been = metrics.last_discovery_timestamp_seconds.get() != 0;
         Discovery {
             last_secs: has_been.then(|| secs(last_discovery.age())),
             replies: metrics.discovery_replies.get(),
-            interval_secs: secs(*interval),
+            interval_secs: secs(current.config().interval),
             errors: metrics.discovery_errors.get(),
         }
     }
@@ -687,6 +704,7 @@ impl Show for Observer {
                 .collect(),
             ready,
             problems: reasons,
+            settings: self.settings(now),
             broker: self.broker(now),
             election: match &self.sources.election {
                 None => Election::Off,
@@ -699,7 +717,7 @@ impl Show for Observer {
                 provisioned: metrics.provisioned.get(),
                 errors: metrics.provision_errors.get(),
             },
-            workers_max: self.sources.workers_max,
+            workers_max: self.sources.current.config().workers,
             workers: desks.all().iter().map(|desk| worker(desk, now)).collect(),
             outcomes: history.outcomes().into_iter().map(|ended| outcome(ended, now)).collect(),
             helper: self.helper(now),
@@ -741,7 +759,7 @@ impl Show for Observer {
     }
 
     fn readiness(&self) -> Readiness {
-        let Sources { gate, history, interval, last_discovery, election, .. } = &self.sources;
+        let Sources { gate, history, current, last_discovery, election, .. } = &self.sources;
         let closed = gate.reasons();
         let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
         let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
@@ -758,10 +776,14 @@ impl Show for Observer {
             ready &= role != Role::SettingUp;
             reasons.push(format!("election: {why}"));
         }
-        let age = last_discovery.age();
-        if closed.is_empty() && age > *interval * 2 + DISCOVERY_SLACK {
+        // A shorter interval is none that was missed.
+        let age = last_discovery.age().min(current.age());
+        if closed.is_empty() && age > current.config().interval * 2 + DISCOVERY_SLACK {
             ready = false;
             reasons.push(format!("no discovery has succeeded for {} s", age.as_secs()));
+        }
+        if let Some((_, why)) = current.last_refused() {
+            reasons.push(format!("the last reload was refused: {why}"));
         }
         let helper = history.helper();
         if helper.failures_in_row >= HELPER_FAILURES
@@ -853,6 +875,7 @@ mod tests {
     use crate::fleet::roster::Queues;
     use crate::node::{Outcome as Ending, Report};
     use crate::protocol::Identity;
+    use crate::rpc::testing::Net;
 
     /// An observer of things that stand still.
     struct Bench {
@@ -863,7 +886,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Bench {
-            let metrics = Metrics::new("lon");
+            let (metrics, net, gate) = (Metrics::new("lon"), Net::new(), Arc::new(Gate::new()));
             let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
             let (roster, queues) = Roster::new(limits, 10_000, metrics.clone());
             let error = Arc::new(Mutex::new(None));
@@ -876,9 +899,8 @@ mod tests {
                 identity: "provisioner.example.net".into(),
                 instance: "instance".into(),
                 site: "lon".into(),
-                interval: Duration::from_secs(60),
-                workers_max: 8,
-                gate: Arc::new(Gate::new()),
+                current: Current::testing("helper: /bin/true\nworkers: 8\n", &net, &gate),
+                gate,
                 roster: Arc::new(roster),
                 desks: Arc::default(),
                 history: Arc::new(History::new(Instant::now())),
@@ -1128,6 +1150,7 @@ pub mod testing {
             }],
             ready: false,
             problems: vec!["paused by an operator".into()],
+            settings: Settings { read_secs: 3_000.0, refused: None },
             broker: Broker {
                 server: Some("nats://broker.example.net:4222".into()),
                 for_secs: 3_600.0,

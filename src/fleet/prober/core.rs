@@ -171,6 +171,11 @@ impl<I: Copy + Eq + Hash, R, A> Core<I, R, A> {
         }
     }
 
+    /// Changes the bounds, also for those that have been asked.
+    pub fn limit(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// Whether one more node may be asked.
     ///
     /// Silent nodes beyond their own bound count as quick ones: they stop new requests until some of them have ended.

@@ -16,11 +16,14 @@ pub struct RateLimit {
 impl RateLimit {
     /// At most `per_second` nodes a second; nothing and 0 are no limit.
     pub fn new(per_second: Option<u32>) -> RateLimit {
-        let spacing = match per_second {
-            None | Some(0) => Duration::ZERO,
-            Some(per_second) => Duration::from_secs(1) / per_second,
-        };
-        RateLimit { spacing, next: None }
+        RateLimit { spacing: spacing(per_second), next: None }
+    }
+
+    /// Changes the limit; what was taken before still counts, by the new one.
+    pub fn change(&mut self, per_second: Option<u32>, now: Instant) {
+        let spacing = spacing(per_second);
+        self.next = self.next.map(|next| next.min(now + spacing));
+        self.spacing = spacing;
     }
 
     /// Until when the next node has to wait, if it has to.
@@ -34,6 +37,13 @@ impl RateLimit {
         if !self.spacing.is_zero() {
             self.next = Some(self.next.map_or(now, |next| next.max(now)) + self.spacing);
         }
+    }
+}
+
+fn spacing(per_second: Option<u32>) -> Duration {
+    match per_second {
+        None | Some(0) => Duration::ZERO,
+        Some(per_second) => Duration::from_secs(1) / per_second,
     }
 }
 
@@ -75,5 +85,19 @@ mod tests {
         limit.spend(start);
         assert_eq!(limit.wait(start), Some(start + Duration::from_secs(1)));
         assert_eq!(limit.wait(start + Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn a_changed_limit_holds_at_once() {
+        let start = Instant::now();
+        let mut limit = RateLimit::new(Some(1));
+        limit.spend(start);
+        limit.change(Some(4), start);
+        assert_eq!(limit.wait(start), Some(start + Duration::from_millis(250)));
+        limit.change(None, start);
+        assert_eq!(limit.wait(start), None);
+        limit.change(Some(1), start);
+        limit.spend(start);
+        assert_eq!(limit.wait(start), Some(start + Duration::from_secs(1)));
     }
 }
