@@ -133,6 +133,7 @@ enum Commands {
     Allow(AllowFlags),
     Check(CheckFlags),
     Reload(ReloadFlags),
+    StepDown(StepDownFlags),
 }
 
 /// Declares a command that talks to a running daemon: its own arguments, and those that all of them have.
@@ -240,6 +241,11 @@ asks! {
     ReloadFlags "reload" {}
 }
 
+asks! {
+    /// Has the leader finish its nodes and let another lead.
+    StepDownFlags "step-down" {}
+}
+
 /// Looks for all that would keep the daemon from working, and changes nothing.
 #[derive(FromArgs)]
 #[argh(subcommand, name = "check")]
@@ -303,6 +309,7 @@ impl Commands {
                 flags.ask(|flags| Ok(Command::Allow { node: flags.node.clone() }))
             }
             Commands::Reload(flags) => flags.ask(|_| Ok(Command::Reload {})),
+            Commands::StepDown(flags) => flags.ask(|_| Ok(Command::StepDown {})),
             Commands::Nodes(flags) => flags.ask(|flags| flags.query().map(Command::Nodes)),
             Commands::Retry(flags) => flags.ask(|flags| match (&flags.node, flags.all) {
                 (Some(_), true) | (None, false) => {
@@ -576,6 +583,7 @@ const SPECS: &[Spec] = &[
         rest_max: 0,
     },
     Spec::asks("reload"),
+    Spec::asks("step-down"),
 ];
 
 /// All commands but `run`.

@@ -12,6 +12,7 @@ use choria_provisioner::transport::{Subscription, Transport};
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Signal, kill_process};
 
+use common::admin::{say, with_socket};
 use common::streams::{Streams, connect};
 use common::{Daemon, SOON, wait_until, within};
 use fleet::Fleet;
@@ -144,6 +145,32 @@ fn a_key_that_an_operator_takes_away_ends_the_leadership() {
 }
 
 #[test]
+fn a_leader_steps_down_on_an_operators_wish_when_its_nodes_are_finished() {
+    let scene = Scene::start(LONG);
+    let first = scene.leader_with("p1", |daemon| daemon.helper(SLOW_HELPER));
+    let second = scene.candidate("p2");
+    assert_eq!(say(&second, &["step-down"]), "It does not lead.\n");
+    let fleet = scene.fleet(40);
+    wait_until(SOON, "it is in the middle", || {
+        first.metric("provisioned") > 0.0 && first.metric("busy_workers") > 0.0
+    });
+    let said = say(&first, &["step-down"]);
+    assert!(
+        said.starts_with("It steps down when ") && said.ends_with(" are finished.\n"),
+        "{said}"
+    );
+    scene.wait_leads(&second);
+    fleet.wait_all_provisioned(within(SOON)).unwrap();
+    for node in fleet.iter() {
+        assert_eq!(node.times_configured(), 1, "{}", node.describe());
+    }
+    assert!(first.metric("leader") == 0.0 && second.metric("provisioned") > 0.0);
+    // And back again.
+    assert_eq!(say(&second, &["step-down"]), "It steps down; no node is in work.\n");
+    scene.wait_leads(&first);
+}
+
+#[test]
 fn a_candidate_that_is_stopped_ends_at_once_and_takes_no_key() {
     let scene = Scene::start(SHORT);
     let first = scene.leader("p1");
@@ -191,7 +218,7 @@ impl Scene {
 
     fn daemon(&self, name: &str) -> common::Builder {
         let identity = format!("{name}.example.net");
-        Daemon::builder(&self.streams.broker.address())
+        with_socket(Daemon::builder(&self.streams.broker.address()))
             .set("leader_election", true)
             .set("workers", WORKERS)
             .set("broker_provisioning_password", "provSecret")

@@ -156,6 +156,14 @@ fn a_pause_lets_a_node_in_work_finish_and_outlives_a_broken_connection() {
 }
 
 #[test]
+fn whoever_is_alone_cannot_step_down() {
+    let broker = NatsServer::start();
+    let daemon = builder(&broker).start();
+    let refused = fail(&run(&daemon, &["step-down"]));
+    assert_eq!(refused, (Some(1), "there is no election: leader_election is off".into()));
+}
+
+#[test]
 fn a_discovery_is_made_when_an_operator_wants_one() {
     let broker = NatsServer::start();
     let fleet = Fleet::builder(&broker.url()).nodes(1).announce(false).start_quietly();

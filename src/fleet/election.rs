@@ -93,6 +93,11 @@ impl View {
         self.shown.lock().clone()
     }
 
+    /// Shows the part we play; returns the trouble that was shown before.
+    pub(crate) fn show(&self, role: Role, trouble: Option<String>) -> Option<String> {
+        mem::replace(&mut *self.shown.lock(), (role, trouble)).1
+    }
+
     /// Lets another lead: a leader finishes the nodes in hand, hands its key over, and is a candidate again.
     pub fn step_down(&self) {
         // A full channel holds the wish already.
@@ -362,8 +367,7 @@ impl Election {
     /// Lets others see what has changed, and says what goes wrong.
     fn show(&mut self) {
         let trouble = self.core.trouble().map(str::to_owned);
-        let shown = (self.core.role(BootTime::now()), trouble.clone());
-        let (_, before) = mem::replace(&mut *self.setup.view.shown.lock(), shown);
+        let before = self.setup.view.show(self.core.role(BootTime::now()), trouble.clone());
         let is_news = trouble != before;
         if let Some(why) = &trouble {
             let now = Instant::now();

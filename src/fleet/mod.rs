@@ -201,8 +201,8 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let Cluster { candidate, election } = Cluster::join(&shared, &queues)?;
     let pipeline = Pipeline::start(&shared, queues, triggered)?;
     let reloading = Reloading::start(&shared, source, &log, signals.hangup.clone())?;
-    let observer = surfaces::observer(&shared, &pipeline, election, version);
-    let surfaces = Surfaces::serve(&shared, &observer, &reloading, monitor, admin)?;
+    let observer = surfaces::observer(&shared, &pipeline, election.clone(), version);
+    let surfaces = Surfaces::serve(&shared, &observer, election, &reloading, monitor, admin)?;
 
     let mut main = MainLoop::new(&shared, version);
     main.serve(&signals, &log);

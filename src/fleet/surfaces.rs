@@ -22,6 +22,7 @@ impl Surfaces {
     pub fn serve(
         shared: &Shared,
         observer: &Arc<Observer>,
+        election: Option<Arc<View>>,
         reloading: &Reloading,
         monitor: Option<Monitor>,
         admin: Option<Socket>,
@@ -37,6 +38,7 @@ impl Surfaces {
                 gate: shared.access.gate.clone(),
                 roster: shared.roster.clone(),
                 discover: shared.discover.clone(),
+                election: election.clone(),
                 reload: reloading.wishes(),
             };
             let serving = socket.serve(Arc::new(operator));

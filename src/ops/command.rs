@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, Sender, TrySendError, bounded};
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::election::View;
+use crate::fleet::election::core::Role;
 use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDenied};
 use crate::fleet::reload::{ENDING, NotReloaded, Reloaded, Wish};
 use crate::fleet::roster::{RetriedAll, Roster};
@@ -53,6 +55,8 @@ pub enum Command {
     },
     /// Read the settings again.
     Reload {},
+    /// Let another lead.
+    StepDown {},
 }
 
 /// What came of a command.
@@ -123,6 +127,8 @@ pub struct Operator {
     pub roster: Arc<Roster>,
     /// A message starts a discovery.
     pub discover: Sender<()>,
+    /// Who leads, if that is decided by an election.
+    pub election: Option<Arc<View>>,
     /// A message has the settings read again.
     pub reload: Sender<Wish>,
 }
@@ -145,6 +151,7 @@ impl Obey for Operator {
             Command::Discover {} => self.discover()?,
             Command::Deny { node } => self.deny(&node)?,
             Command::Allow { node } => self.allow(&node)?,
+            Command::StepDown {} => self.step_down()?,
             Command::Reload {} => return self.reload().map(Answer::Reloaded),
         }))
     }
@@ -289,6 +296,25 @@ impl Operator {
 }
 
 impl Operator {
+    fn step_down(&self) -> Result<Change, Refused> {
+        let Some(election) = &self.election else {
+            return Err(Refused("there is no election: leader_election is off".into()));
+        };
+        match election.get().0 {
+            Role::Leader | Role::Confirming => {}
+            Role::SettingUp | Role::Candidate | Role::Out => {
+                return Ok(nothing("It does not lead."));
+            }
+        }
+        log::warn!(component = "operator"; "An operator wants another to lead");
+        election.step_down();
+        let working = self.roster.registry().counts().working;
+        Ok(done(match working {
+            0 => "It steps down; no node is in work.".into(),
+            _ => format!("It steps down when {working} in work are finished."),
+        }))
+    }
+
     fn reload(&self) -> Result<Reload, Refused> {
         log::info!(component = "operator"; "An operator wants the settings read again");
         let (outcome, told) = bounded(1);
@@ -376,8 +402,8 @@ mod tests {
             gate.open(Reason::Disconnected);
             let roster = Arc::new(roster);
             let (reload, wishes) = bounded(1);
-            let shown = Arc::new(Still);
-            let operator = Operator { shown, gate, roster, discover, reload };
+            let (shown, election) = (Arc::new(Still), None);
+            let operator = Operator { shown, gate, roster, discover, election, reload };
             Bench { operator, discovers, queues, wishes }
         }
 
@@ -454,6 +480,20 @@ mod tests {
         bench.changes(r#"{"command":"resume"}"#, "Resumed; a discovery begins.");
         assert_eq!(bench.discovers.try_iter().count(), 1);
         assert!(gate.begin().is_ok());
+    }
+
+    #[test]
+    fn only_a_leader_can_step_down() {
+        let mut bench = Bench::new(10);
+        let command = r#"{"command":"step_down"}"#;
+        bench.refuses(command, "there is no election: leader_election is off");
+        let (view, wishes) = View::new();
+        bench.operator.election = Some(view.clone());
+        bench.changes_nothing(command, "It does not lead.");
+        assert!(wishes.is_empty());
+        view.show(Role::Leader, None);
+        bench.changes(command, "It steps down; no node is in work.");
+        assert_eq!(wishes.try_iter().count(), 1);
     }
 
     #[test]
