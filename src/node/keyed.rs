@@ -45,6 +45,11 @@ impl<'a> Challenge<'a> {
         Challenge { nonce: Nonce::new(random), token }
     }
 
+    /// What the node is to sign.
+    pub fn nonce(&self) -> &Nonce {
+        &self.nonce
+    }
+
     /// Takes the key in the answer to this request, if it was proved.
     ///
     /// # Errors

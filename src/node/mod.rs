@@ -6,11 +6,13 @@
 pub mod claims;
 pub mod keyed;
 pub mod lint;
+pub mod stand_in;
 pub mod step;
 pub mod upgrade;
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -120,6 +122,43 @@ impl Progress {
 
 /// Makes one attempt to provision a node. Blocks until there is an outcome.
 pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -> Report {
+    with_node(context, node, patience, Manner::InEarnest, |node| {
+        let result = node.provision();
+        let (outcome, reason) = match result {
+            Ok(outcome) => (outcome, String::new()),
+            Err(error) => (error.outcome(&context.gate), reason(&error)),
+        };
+        let (steps, facts) = (mem::take(&mut node.steps), mem::take(&mut node.facts));
+        Report { outcome, reason, steps, facts }
+    })
+}
+
+/// Takes every step of an attempt up to what would be sent to the node, but asks it for nothing that changes it: stand-ins take the place
+/// of keys that it would make. The helper runs as it always does.
+pub fn rehearse(context: &Context, node: Probed, patience: &mut dyn Patience) -> Rehearsal {
+    with_node(context, node, patience, Manner::Rehearsed, |node| {
+        let intent = node.rehearse().map_err(|error| reason(&error));
+        let (steps, remarks) = (mem::take(&mut node.steps), mem::take(&mut node.remarks));
+        Rehearsal { intent, steps, remarks }
+    })
+}
+
+/// How a node is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// It becomes what the helper says.
+    InEarnest,
+    /// It stays what it is.
+    Rehearsed,
+}
+
+fn with_node<T>(
+    context: &Context,
+    node: Probed,
+    patience: &mut dyn Patience,
+    manner: Manner,
+    attempt_it: impl FnOnce(&mut Node<'_>) -> T,
+) -> T {
     let Probed { identity, term, registration, inventory, deadline, upgrade, progress } = node;
     let mut attempt = Attempt::new(
         &context.rpc,
@@ -135,41 +174,83 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
         attempt.adopt(registration, arrival);
     }
 
-    let mut node = Node {
+    attempt_it(&mut Node {
         context,
         identity: &identity,
+        manner,
         term,
         deadline,
         upgrade,
         attempt,
         steps: Vec::new(),
         facts: Facts::default(),
+        remarks: Vec::new(),
         progress: &progress,
-    };
-    let result = node.provision();
-    let Node { steps, facts, .. } = node;
-    let (outcome, reason) = match result {
-        Ok(outcome) => (outcome, String::new()),
-        Err(error) => (error.outcome(&context.gate), reason(&error)),
-    };
-    Report { outcome, reason, steps, facts }
+    })
 }
 
 /// A node in hand.
 struct Node<'a> {
     context: &'a Context,
     identity: &'a Identity,
+    manner: Manner,
     term: Term,
     deadline: Instant,
     upgrade: Option<upgrade::Tries>,
     attempt: Attempt<'a>,
     steps: Vec<(&'static str, Duration)>,
     facts: Facts,
+    /// What is strange; logged at once unless this is a rehearsal.
+    remarks: Vec<String>,
     progress: &'a Progress,
 }
 
 impl Node<'_> {
     fn provision(&mut self) -> Result<Outcome, Error> {
+        let Prepared { plan, credentials } = match self.prepare()? {
+            Decided::Configure(prepared) => *prepared,
+            Decided::Defer { reason } => return Err(Error::Deferred { reason }),
+            Decided::ShutDown { reason } => {
+                self.step("shutdown", |node| node.shut_down(&reason))?;
+                return Ok(Outcome::ShutDown);
+            }
+        };
+        if let Some(sent) = self.upgrade(&plan)? {
+            return Ok(sent);
+        }
+        self.hear_contradictions()?;
+        let configured_at = self.step("configure", |node| node.configure(&plan, &credentials))?;
+        let restarted_at = self.step("restart", Node::restart)?;
+        Ok(Outcome::Provisioned { configured_at, restarted_at })
+    }
+
+    /// Says what would be sent now, and sends nothing.
+    fn rehearse(&mut self) -> Result<Intent, Error> {
+        let token = self.context.config.token.expose();
+        let Prepared { plan, credentials } = match self.prepare()? {
+            Decided::Configure(prepared) => *prepared,
+            Decided::Defer { reason } => return Ok(Intent::Defer { reason }),
+            Decided::ShutDown { reason } => {
+                let request = Intended::of(&Shutdown { token });
+                return Ok(Intent::ShutDown { reason, request });
+            }
+        };
+        if let Some(version) = self.version_to_send(&plan)? {
+            let repository = &self.context.config.upgrades_repository;
+            let request = ReleaseUpdate { repository, token, version: &version };
+            let request = Intended::of(&request);
+            return Ok(Intent::Upgrade { from: plan.version, version, request });
+        }
+        self.check_contradictions()?;
+        let config = plan.configuration_json();
+        let configure = Intended::of(&request_to_configure(&plan, &credentials, &config, token));
+        let restart = Intended::of(&Restart { splay_secs: RESTART_SPLAY_SECS, token });
+        Ok(Intent::Configure { requests: [configure, restart] })
+    }
+
+    /// Asks the node and the helper, checks what they say, and makes what is to be sent: all that comes before the node is changed for
+    /// good.
+    fn prepare(&mut self) -> Result<Decided, Error> {
         let features = self.context.config.features;
         let verified = match features.jwt {
             true => self.step("jwt", Node::verify)?,
@@ -186,24 +267,13 @@ impl Node<'_> {
         };
         let answer = self.step("helper", |node| node.ask_helper(&ready))?;
         let plan = match self.decide(ready, answer)? {
-            Decision::Configure(plan) => plan,
-            Decision::Defer { reason } => return Err(Error::Deferred { reason }),
-            Decision::ShutDown { reason } => {
-                self.step("shutdown", |node| node.shut_down(&reason))?;
-                return Ok(Outcome::ShutDown);
-            }
+            Decision::Configure(plan) => *plan,
+            Decision::Defer { reason } => return Ok(Decided::Defer { reason }),
+            Decision::ShutDown { reason } => return Ok(Decided::ShutDown { reason }),
         };
         plan.certificate.clone_into(&mut self.facts.certificate);
-        let server_jwt = self.sign(&plan)?;
-        let key = seal(&plan)?;
-        if let Some(sent) = self.upgrade(&plan)? {
-            return Ok(sent);
-        }
-        self.hear_contradictions()?;
-        let credentials = Credentials { server_jwt, key };
-        let configured_at = self.step("configure", |node| node.configure(&plan, &credentials))?;
-        let restarted_at = self.step("restart", Node::restart)?;
-        Ok(Outcome::Provisioned { configured_at, restarted_at })
+        let credentials = Credentials { server_jwt: self.sign(&plan)?, key: seal(&plan)? };
+        Ok(Decided::Configure(Box::new(Prepared { plan, credentials })))
     }
 
     /// Asks for the provisioning JWT and checks it. Our own key is read first: without it the node need not be asked.
@@ -233,15 +303,27 @@ impl Node<'_> {
             self.doubt(&doubt);
         }
         let token = self.context.config.token.expose();
-        let answer = self.attempt.call(
-            &mut |_| Challenge::new(random_bytes(), token),
-            &mut |challenge, reply| match challenge.check(reply) {
-                Ok(key) => Checked::Done(Ok(key)),
-                // Once may be an answer to another provisioner's request.
-                Err(error) => Checked::OnceMore(Err(error)),
-            },
-        );
-        let key = answer.map_err(|source| self.rpc_error(Action::Gen25519, source))?;
+        let key = match self.manner {
+            Manner::Rehearsed => {
+                let challenge = Challenge::new(random_bytes(), token);
+                self.remark(format!(
+                    "an Ed25519 key of ours, and {}, stand for those of the node: it is not asked to make another key",
+                    stand_in::DIRECTORY
+                ));
+                challenge.check(stand_in::gen25519(challenge.nonce().as_str()))
+            }
+            Manner::InEarnest => {
+                let answer = self.attempt.call(
+                    &mut |_| Challenge::new(random_bytes(), token),
+                    &mut |challenge, reply| match challenge.check(reply) {
+                        Ok(key) => Checked::Done(Ok(key)),
+                        // Once may be an answer to another provisioner's request.
+                        Err(error) => Checked::OnceMore(Err(error)),
+                    },
+                );
+                answer.map_err(|source| self.rpc_error(Action::Gen25519, source))?
+            }
+        };
         let key = key.map_err(Refusal::Key)?;
         self.facts.public_key = Some(key.public_key().to_bytes());
         Ok(verified.with_key(key, signer))
@@ -269,7 +351,16 @@ impl Node<'_> {
     fn enroll(&mut self, described: Described) -> Result<Ready, Error> {
         let Context { config, .. } = self.context;
         let (cn, token) = (self.identity.as_str(), config.token.expose());
-        let sent = self.call(GenCsr { cn, token })?;
+        let sent = match self.manner {
+            Manner::InEarnest => self.call(GenCsr { cn, token })?,
+            Manner::Rehearsed => {
+                self.remark(format!(
+                    "a certificate request of ours, and {}, stand for those of the node: it is not asked to make another key",
+                    stand_in::SSLDIR
+                ));
+                stand_in::gencsr(cn).map_err(Error::StandIn)?
+            }
+        };
         sent.csr.clone_into(&mut self.facts.csr);
         Ok(described.with_csr(sent, &config.cert_deny_list)?)
     }
@@ -303,7 +394,7 @@ impl Node<'_> {
     }
 
     /// Decides what the answer means for the node, and says what will hurt.
-    fn decide(&self, ready: Ready, answer: Answer) -> Result<Decision, Error> {
+    fn decide(&mut self, ready: Ready, answer: Answer) -> Result<Decision, Error> {
         let Context { rpc, config, .. } = self.context;
         let size_of = |body: &str| rpc.message_size(self.identity, Action::Configure, body);
         let site = lint::Site {
@@ -311,7 +402,12 @@ impl Node<'_> {
             unix_time: unix_time(),
             room: lint::Room { max_payload: rpc.max_payload(), size_of: &size_of },
         };
-        Ok(ready.decide(answer, site, &mut |finding| self.warn(&finding))?)
+        let (node, mut found) = (self.identity, Vec::new());
+        let decision = ready.decide(answer, site, &mut |finding| found.push(finding));
+        for finding in found {
+            self.remark(format!("The helper's answer for {node}: {finding}"));
+        }
+        Ok(decision?)
     }
 
     /// A node that declines has been told; whether it stops is its own affair, as in the original.
@@ -351,22 +447,31 @@ impl Node<'_> {
     /// Has the node become another version first, if the helper wishes so. That ends the attempt: the node comes back by its startup
     /// event.
     fn upgrade(&mut self, plan: &Plan) -> Result<Option<Outcome>, Error> {
+        match self.version_to_send(plan)? {
+            None => Ok(None),
+            Some(version) => self.step("release_update", |node| node.release_update(plan, version)),
+        }
+    }
+
+    fn policy(&self) -> Policy<'_> {
         let Config { features, upgrades_optional, upgrades_repository, .. } = &*self.context.config;
-        let policy = Policy {
+        Policy {
             is_on: features.upgrades,
             is_optional: *upgrades_optional,
             repository: upgrades_repository,
-        };
+        }
+    }
+
+    /// The version that the node has to become first, if any.
+    fn version_to_send(&mut self, plan: &Plan) -> Result<Option<String>, Error> {
         let is_stuck = |target: &str, from: &str| {
             self.upgrade.is_some_and(|tries| tries.is_stuck(target, from))
         };
-        match upgrade::decide(policy, plan.reported(), &plan.upgrade, is_stuck) {
+        match upgrade::decide(self.policy(), plan.reported(), &plan.upgrade, is_stuck) {
             upgrade::Decision::GoOn => Ok(None),
-            upgrade::Decision::Send { version } => {
-                self.step("release_update", |node| node.release_update(policy, plan, version))
-            }
+            upgrade::Decision::Send { version } => Ok(Some(version)),
             upgrade::Decision::Skip(skipped) => {
-                self.continue_as_it_is(skipped.to_string());
+                self.remark(skipped.to_string());
                 Ok(None)
             }
             upgrade::Decision::Fail(problem) => Err(Error::Upgrade(problem)),
@@ -375,14 +480,10 @@ impl Node<'_> {
     }
 
     /// Sends one update, and only once: silence may be a slow download, which a second request would repeat.
-    fn release_update(
-        &mut self,
-        policy: Policy<'_>,
-        plan: &Plan,
-        version: String,
-    ) -> Result<Option<Outcome>, Error> {
+    fn release_update(&mut self, plan: &Plan, version: String) -> Result<Option<Outcome>, Error> {
         let sent_at = Instant::now();
-        let (repository, token) = (policy.repository, self.context.config.token.expose());
+        let config = &self.context.config;
+        let (repository, token) = (&config.upgrades_repository, config.token.expose());
         let request = ReleaseUpdate { repository, token, version: &version };
         let result = self.attempt.call(&mut |_| request, &mut |_, reply| Checked::Done(reply));
         let node = self.identity.as_str();
@@ -393,12 +494,10 @@ impl Node<'_> {
             Err(source) if is_unanswered(&source) => {
                 log::info!(component = node, node; "{node} did not answer release_update and may be at it: {source}");
             }
-            Err(source) if policy.is_optional && says_no_to_upgrade(&source) => {
+            Err(source) if config.upgrades_optional && says_no_to_upgrade(&source) => {
                 let error = Error::Update { version: version.clone(), source };
                 let reason = reason(&error);
-                self.continue_as_it_is(format!(
-                    "Could not upgrade to {version}, continuing: {reason}"
-                ));
+                self.remark(format!("Could not upgrade to {version}, continuing: {reason}"));
                 return Ok(None);
             }
             Err(source) => return Err(Error::Update { version, source }),
@@ -406,30 +505,12 @@ impl Node<'_> {
         Ok(Some(Outcome::UpgradeSent { version, from: plan.version.clone(), sent_at }))
     }
 
-    /// Says that the node is configured with the version it has.
-    fn continue_as_it_is(&self, warning: String) {
-        let (node, warning) = (self.identity.as_str(), shortened(warning));
-        log::warn!(component = node, node; "{warning}");
-    }
-
     /// Sends the configuration; returns when that was answered.
     fn configure(&mut self, plan: &Plan, credentials: &Credentials) -> Result<Instant, Error> {
-        let key = credentials.key.as_ref();
-        let config = serde_json::to_string(&plan.configuration)
-            .expect("an object of texts can be written as JSON");
+        let config = plan.configuration_json();
         self.facts.config_sha256 = Some(sha256(config.as_bytes()));
-        let reply = self.call(Configure {
-            action_policies: &plan.action_policies,
-            ca: &plan.ca,
-            certificate: &plan.certificate,
-            config: &config,
-            ecdh_public: key.map_or("", |sealed| &sealed.ecdh_public),
-            key: key.map_or("", |sealed| &sealed.key),
-            opa_policies: &plan.opa_policies,
-            server_jwt: credentials.server_jwt.as_ref().map_or("", |issued| &issued.text),
-            ssldir: &plan.ssldir,
-            token: self.context.config.token.expose(),
-        })?;
+        let token = self.context.config.token.expose();
+        let reply = self.call(request_to_configure(plan, credentials, &config, token))?;
         let node = self.identity.as_str();
         log::debug!(component = node, node; "{node} on configure: {}", reply.message);
         Ok(Instant::now())
@@ -498,20 +579,120 @@ impl Node<'_> {
     }
 
     /// Says what is strange about the node's provisioning JWT.
-    fn doubt(&self, doubt: &Doubt) {
+    fn doubt(&mut self, doubt: &Doubt) {
         // One token serves a fleet, and this is true of it until it is replaced.
         static SAID: Once = Once::new();
-        let node = self.identity.as_str();
-        let say = || log::warn!(component = node, node; "The provisioning JWT of {node}: {doubt}");
+        let text = format!("The provisioning JWT of {}: {doubt}", self.identity);
         match doubt {
-            Doubt::NeverExpires => SAID.call_once(say),
-            Doubt::OtherToken | Doubt::OtherOrganization { .. } => say(),
+            Doubt::NeverExpires => SAID.call_once(|| self.remark(text)),
+            Doubt::OtherToken | Doubt::OtherOrganization { .. } => self.remark(text),
         }
     }
 
-    fn warn(&self, warning: &dyn fmt::Display) {
-        let node = self.identity.as_str();
-        log::warn!(component = node, node; "The helper's answer for {node}: {warning}");
+    /// Says what is strange about the node or the helper's answer for it, where people look for it.
+    fn remark(&mut self, text: String) {
+        let (node, text) = (self.identity.as_str(), shortened(text));
+        match self.manner {
+            Manner::InEarnest => log::warn!(component = node, node; "{text}"),
+            Manner::Rehearsed => self.remarks.push(text),
+        }
+    }
+}
+
+/// What is to become of a node, with all that has to be made for it.
+enum Decided {
+    Defer { reason: String },
+    ShutDown { reason: String },
+    Configure(Box<Prepared>),
+}
+
+/// What a node is to be sent.
+struct Prepared {
+    plan: Plan,
+    credentials: Credentials,
+}
+
+/// What a rehearsal came to.
+#[derive(Debug)]
+pub struct Rehearsal {
+    /// What would be sent, or the reason why nothing would.
+    pub intent: Result<Intent, String>,
+    /// Steps taken, in order.
+    pub steps: Vec<(&'static str, Duration)>,
+    /// What is strange, and what stood for something else.
+    pub remarks: Vec<String>,
+}
+
+/// What would be done to a node.
+#[derive(Debug)]
+pub enum Intent {
+    /// Nothing, until it is seen again.
+    Defer {
+        /// Why, in the helper's words.
+        reason: String,
+    },
+    /// It would be shut down.
+    ShutDown {
+        /// Why, in the helper's words.
+        reason: String,
+        /// With this.
+        request: Intended,
+    },
+    /// It would become another version first.
+    Upgrade {
+        /// The version it has.
+        from: String,
+        /// The version it would get.
+        version: String,
+        /// With this.
+        request: Intended,
+    },
+    /// It would be configured and restarted.
+    Configure {
+        /// With these, one after the other.
+        requests: [Intended; 2],
+    },
+}
+
+/// A request that was not sent. It holds secrets, so its body is not for people.
+pub struct Intended {
+    /// What it asks for.
+    pub action: Action,
+    /// The RPC body.
+    pub body: Zeroizing<String>,
+}
+
+impl Intended {
+    fn of<C: Call>(request: &C) -> Intended {
+        Intended { action: C::ACTION, body: Zeroizing::new(request.body()) }
+    }
+}
+
+impl fmt::Debug for Intended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Intended({})", self.action)
+    }
+}
+
+/// `config` is the plan's configuration as JSON.
+fn request_to_configure<'a>(
+    plan: &'a Plan,
+    credentials: &'a Credentials,
+    config: &'a str,
+    token: &'a str,
+) -> Configure<'a> {
+    let key = credentials.key.as_ref();
+    Configure {
+        action_policies: &plan.action_policies,
+        ca: &plan.ca,
+        certificate: &plan.certificate,
+        config,
+        ecdh_public: key.map_or("", |sealed| &sealed.ecdh_public),
+        key: key.map_or("", |sealed| &sealed.key),
+        opa_policies: &plan.opa_policies,
+        server_jwt: credentials.server_jwt.as_ref().map_or("", |issued| &issued.text),
+        ssldir: &plan.ssldir,
+        token,
     }
 }
 
@@ -665,6 +846,8 @@ enum Error {
     Signing(SigningError),
     /// The server JWT could not be signed.
     Sign(IssueError),
+    /// Nothing could be made to stand for the node's keys.
+    StandIn(ErrorStack),
 }
 
 impl Error {
@@ -687,7 +870,8 @@ impl Error {
             | Error::VerifyKey { .. }
             | Error::NoSigningKey
             | Error::Signing(_)
-            | Error::Sign(_) => Outcome::Misconfigured,
+            | Error::Sign(_)
+            | Error::StandIn(_) => Outcome::Misconfigured,
             Error::TimeUp | Error::Upgrade(Problem::NoVersion | Problem::NotUpgradable) => {
                 Outcome::Failed
             }
@@ -792,6 +976,7 @@ impl fmt::Display for Error {
             }
             Error::Signing(error) => error.fmt(f),
             Error::Sign(error) => error.fmt(f),
+            Error::StandIn(_) => f.write_str("no certificate request could be made for this name"),
         }
     }
 }
@@ -808,6 +993,7 @@ impl std::error::Error for Error {
             Error::Key(error) => error.source(),
             Error::VerifyKeyFile { source, .. } => Some(source),
             Error::VerifyKey { source, .. } => Some(source),
+            Error::StandIn(source) => Some(source),
             Error::Contradicted(_)
             | Error::Stopped(_)
             | Error::TimeUp

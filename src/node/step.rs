@@ -289,6 +289,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The node's settings as they are sent.
+    pub fn configuration_json(&self) -> String {
+        serde_json::to_string(&self.configuration).expect("texts can be written as JSON")
+    }
+
     /// What the node says about its version.
     pub fn reported(&self) -> Reported<'_> {
         Reported { version: &self.version, is_upgradable: self.is_upgradable }
