@@ -2,7 +2,7 @@
 //!
 //! argh knows neither `--flag=value` nor a command between flags, so arguments are put into its form first. The forms
 //! accepted are those of the original's parser, fisk; help goes to standard output, as is the custom. `run` is the command
-//! when none is named, as in the original; `check` looks at what it would run with, and the others talk to a daemon that runs.
+//! when none is named, as in the original; `check` and `try` look at what it would run with and do, and the others talk to a daemon that runs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,6 +15,7 @@ use crate::config::read_file;
 use crate::config::report::nearest;
 use crate::ops::command::Command;
 use crate::ops::status::{Query, Sort, Which};
+use crate::protocol::Identity;
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub enum Invocation {
     Ask(Ask),
     /// Look for what would keep the daemon from working.
     Check(Check),
+    /// Look what would be done to a node.
+    Try(Try),
     /// Print this and end well.
     Show(String),
 }
@@ -67,6 +70,19 @@ pub struct Check {
     /// Say what behaves differently from the original.
     pub moving: bool,
     /// Show the findings as JSON.
+    pub json: bool,
+}
+
+/// Which node, and with what.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Try {
+    /// The node.
+    pub node: Identity,
+    /// The files the daemon has.
+    pub files: Files,
+    /// A helper in the place of the site's.
+    pub helper: Option<String>,
+    /// Show what was found out as JSON.
     pub json: bool,
 }
 
@@ -134,6 +150,7 @@ enum Commands {
     Check(CheckFlags),
     Reload(ReloadFlags),
     StepDown(StepDownFlags),
+    Try(TryFlags),
 }
 
 /// Declares a command that talks to a running daemon: its own arguments, and those that all of them have.
@@ -279,6 +296,38 @@ impl CheckFlags {
     }
 }
 
+/// Looks what would be done to a node: verifies it, runs the helper, and sends nothing of what comes out.
+#[derive(FromArgs)]
+#[argh(subcommand, name = "try")]
+struct TryFlags {
+    /// configuration file [default: /etc/choria-provisioner/choria-provisioner.yaml]
+    #[argh(option, arg_name = "file")]
+    config: Option<PathBuf>,
+    /// choria client configuration file [default: without --config
+    /// /etc/choria-provisioner/choria.cfg, else where Choria looks for it]
+    #[argh(option, arg_name = "file")]
+    choria_config: Option<PathBuf>,
+    /// helper in the place of the one in the configuration, with its arguments
+    #[argh(option, arg_name = "command")]
+    helper: Option<String>,
+    /// show what was found out as JSON
+    #[argh(switch)]
+    json: bool,
+    /// the node
+    #[argh(positional)]
+    node: String,
+}
+
+impl TryFlags {
+    fn attempt(self) -> Result<Try, UsageError> {
+        let TryFlags { config, choria_config, helper, json, node } = self;
+        let shown = node.escape_debug();
+        let node = Identity::parse(&node)
+            .map_err(|error| UsageError(format!("\"{shown}\" is no node's name: {error}")))?;
+        Ok(Try { node, files: Files::named(config, choria_config)?, helper, json })
+    }
+}
+
 impl Files {
     fn named(config: Option<PathBuf>, choria_config: Option<PathBuf>) -> Result<Files, UsageError> {
         must_name_a_file("config", config.as_ref())?;
@@ -291,13 +340,16 @@ impl Commands {
     fn invocation(self) -> Result<Invocation, UsageError> {
         match self {
             Commands::Check(flags) => flags.check().map(Invocation::Check),
+            Commands::Try(flags) => flags.attempt().map(Invocation::Try),
             asking => asking.ask().map(Invocation::Ask),
         }
     }
 
     fn ask(self) -> Result<Ask, UsageError> {
         match self {
-            Commands::Check(_) => Err(UsageError("check asks no daemon".into())),
+            Commands::Check(_) | Commands::Try(_) => {
+                Err(UsageError("this command asks no daemon".into()))
+            }
             Commands::Status(flags) => flags.ask(|_| Ok(Command::Status {})),
             Commands::Pause(flags) => flags.ask(|_| Ok(Command::Pause {})),
             Commands::Resume(flags) => flags.ask(|_| Ok(Command::Resume {})),
@@ -584,6 +636,12 @@ const SPECS: &[Spec] = &[
     },
     Spec::asks("reload"),
     Spec::asks("step-down"),
+    Spec {
+        word: "try",
+        with_value: &["config", "choria-config", "helper"],
+        switches: &["json", "version", "help"],
+        rest_max: 1,
+    },
 ];
 
 /// All commands but `run`.

@@ -24,6 +24,7 @@
 //! In reading order:
 //!
 //! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and ends.
+//! * [`check`], [`rehearsal`]: the commands that look without touching.
 //! * [`fleet`]: all threads and how they are connected; [`fleet::registry`] is what we know of each node.
 //! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
@@ -58,6 +59,7 @@ pub mod coredump;
 pub mod descriptors;
 pub mod logging;
 pub mod pidfile;
+pub mod rehearsal;
 pub mod shutdown;
 
 pub mod fleet;

@@ -9,21 +9,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use choria_provisioner::check::{self, Kind};
-use choria_provisioner::cli::{self, Ask, Check, Files, Invocation, PROGRAM, Run, VERSION};
+use choria_provisioner::cli::{self, Ask, Check, Files, Invocation, PROGRAM, Run, Try, VERSION};
 use choria_provisioner::config::choria::default_file;
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::surroundings::Surroundings;
-use choria_provisioner::config::{self, AdminSocket, Source};
+use choria_provisioner::config::{self, AdminSocket, LogFormat, LogTarget, Source};
 use choria_provisioner::coredump;
 use choria_provisioner::descriptors;
 use choria_provisioner::errors::chain;
 use choria_provisioner::fleet::{self, Setup};
+use choria_provisioner::helper::HelperCommand;
 use choria_provisioner::logging::Log;
 use choria_provisioner::ops::audit::AuditFile;
 use choria_provisioner::ops::client;
 use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
 use choria_provisioner::pidfile::PidFile;
+use choria_provisioner::rehearsal::{self, Failed, Would};
 use choria_provisioner::shutdown::Signals;
 
 fn main() -> ExitCode {
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Ok(Invocation::Run(arguments)) => run(&arguments),
         Ok(Invocation::Ask(arguments)) => ask(&arguments),
         Ok(Invocation::Check(arguments)) => check(arguments),
+        Ok(Invocation::Try(arguments)) => try_node(arguments),
         Err(error) => {
             say(format_args!("error: {error}\nSee {PROGRAM} --help."));
             End::Usage
@@ -139,6 +142,53 @@ fn check(arguments: Check) -> End {
         Some(Kind::Configuration) => End::BadConfiguration,
         Some(Kind::Surroundings) => End::Failed,
         Some(Kind::OutOfReach) => End::OutOfReach,
+    }
+}
+
+/// Looks what would be done to a node, and shows it; what the helper writes to standard error goes to ours.
+fn try_node(arguments: Try) -> End {
+    coredump::forbid();
+    let surroundings = Surroundings::of_process();
+    let (config, choria_config) = paths(arguments.files, &surroundings);
+    let settings = match arguments.helper.as_deref().map(HelperCommand::parse).transpose() {
+        Ok(None) => config::load(&config, &choria_config, &surroundings),
+        Ok(Some(helper)) => {
+            config::load_with_helper(&config, &choria_config, helper, &surroundings)
+        }
+        Err(error) => {
+            say(format_args!("error: --helper: {error}"));
+            return End::BadConfiguration;
+        }
+    };
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(report) => return refuse(&report),
+    };
+    let tried = Log::start(&LogTarget::Stderr, LogFormat::Auto, log::LevelFilter::Info)
+        .map_err(Box::<dyn Error>::from)
+        .and_then(|_log| Ok(Signals::install()?))
+        .map(|signals| rehearsal::run(&arguments.node, settings, &signals.drain));
+    let shown = match tried {
+        Ok(Ok(shown)) => shown,
+        Ok(Err(failed)) => {
+            say(format_args!("error: {}", chain(&failed)));
+            return match failed {
+                Failed::NoBroker(errors) if errors.iter().all(|error| error.kind.is_passing()) => {
+                    End::OutOfReach
+                }
+                Failed::NoBroker(_) | Failed::Keys(_) => End::BadConfiguration,
+                Failed::Rpc(_) | Failed::AtWork => End::Failed,
+            };
+        }
+        Err(error) => {
+            say(format_args!("error: {}", chain(&*error)));
+            return End::Failed;
+        }
+    };
+    let text = if arguments.json { shown.json() } else { shown.to_string() };
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) if shown.would != Would::Fail => End::Well,
+        Ok(()) | Err(_) => End::Failed,
     }
 }
 

@@ -269,22 +269,5 @@ impl<'a> Booth<'a> {
 }
 
 fn kind(error: ErrorKind) -> Kind {
-    match error {
-        ErrorKind::Connect
-        | ErrorKind::Handshake
-        | ErrorKind::Limit
-        | ErrorKind::SlowConsumer
-        | ErrorKind::Stale
-        | ErrorKind::Shutdown
-        | ErrorKind::Lost
-        | ErrorKind::Write => Kind::OutOfReach,
-        ErrorKind::Tls
-        | ErrorKind::Credentials
-        | ErrorKind::Authorization
-        | ErrorKind::Permissions
-        | ErrorKind::Protocol
-        | ErrorKind::BadHeader
-        | ErrorKind::TooLarge
-        | ErrorKind::Other => Kind::Configuration,
-    }
+    if error.is_passing() { Kind::OutOfReach } else { Kind::Configuration }
 }

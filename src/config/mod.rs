@@ -235,13 +235,26 @@ impl Source {
 ///
 /// [`Report`] with all errors of both, not the first only.
 pub fn load(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Result<Settings, Report> {
-    let Inspected { config, choria, report } = inspect(yaml, client, surroundings);
-    match (config, choria.and_then(|inspected| inspected.config)) {
-        (Some(config), Some(choria)) if report.errors.is_empty() => {
-            Ok(Settings { config, choria, warnings: report.warnings })
-        }
-        _ => Err(report),
+    inspect(yaml, client, surroundings).settings()
+}
+
+/// Does the same for a site whose helper is this one, whatever its file says of it.
+///
+/// # Errors
+///
+/// [`Report`] with all other errors.
+pub fn load_with_helper(
+    yaml: &Path,
+    client: &Path,
+    helper: HelperCommand,
+    surroundings: &Surroundings,
+) -> Result<Settings, Report> {
+    let mut inspected = inspect(yaml, client, surroundings);
+    inspected.report.errors.retain(|error| !error.text.starts_with("helper: "));
+    if let Some(config) = &mut inspected.config {
+        config.helper = helper;
     }
+    inspected.settings()
 }
 
 /// What can be made of both files, whatever is wrong with them. Not to be run with unless nothing is: a default stands in for
@@ -254,6 +267,18 @@ pub struct Inspected {
     pub choria: Option<choria::Inspected>,
     /// All that is wrong or strange.
     pub report: Report,
+}
+
+impl Inspected {
+    fn settings(self) -> Result<Settings, Report> {
+        let Inspected { config, choria, report } = self;
+        match (config, choria.and_then(|inspected| inspected.config)) {
+            (Some(config), Some(choria)) if report.errors.is_empty() => {
+                Ok(Settings { config, choria, warnings: report.warnings })
+            }
+            _ => Err(report),
+        }
+    }
 }
 
 /// Reads and checks both files as [`load`] does, and goes on with what is right in them.

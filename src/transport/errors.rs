@@ -70,6 +70,28 @@ impl ErrorKind {
         }
     }
 
+    /// Whether it may go away by itself: the broker is not there, or too busy.
+    pub fn is_passing(self) -> bool {
+        match self {
+            ErrorKind::Connect
+            | ErrorKind::Handshake
+            | ErrorKind::Limit
+            | ErrorKind::SlowConsumer
+            | ErrorKind::Stale
+            | ErrorKind::Shutdown
+            | ErrorKind::Lost
+            | ErrorKind::Write => true,
+            ErrorKind::Tls
+            | ErrorKind::Credentials
+            | ErrorKind::Authorization
+            | ErrorKind::Permissions
+            | ErrorKind::Protocol
+            | ErrorKind::BadHeader
+            | ErrorKind::TooLarge
+            | ErrorKind::Other => false,
+        }
+    }
+
     /// The kind of a broker's complaint.
     ///
     /// Source: the errors of nats-server's `server/errors.go`.
