@@ -62,6 +62,9 @@ pub const DENIED_MAX: usize = 10_000;
 /// Stands for what is not kept of a reason.
 const CUT: &str = " … ";
 
+/// Bytes of a word that is dropped rather than cut.
+const WORD_MAX: usize = 12;
+
 /// Bytes kept of a node's last error; the log has all of it.
 const ERROR_BYTES_MAX: usize = 88;
 
@@ -447,7 +450,7 @@ impl Registry {
             entry.attempts = entry.attempts.saturating_add(1);
         }
         if !matches!(report.outcome, Outcome::Stopped(_)) {
-            entry.last_error = error_text(report);
+            entry.last_error = error_text(report, &identity);
         }
         if let Outcome::UpgradeSent { version, from, .. } = &report.outcome {
             self.keep_upgrade(&identity, version, from, now);
@@ -1036,7 +1039,7 @@ pub fn tally(outcome: &Outcome) -> Tally {
 /// The `outcome` label of the nodes that [`Registry::discovery_completed`] returns.
 pub const STALE: &str = "stale";
 
-fn error_text(report: &Report) -> Option<Box<str>> {
+fn error_text(report: &Report, identity: &Identity) -> Option<Box<str>> {
     let Tally { provisioned, outcome, .. } = tally(&report.outcome);
     if provisioned {
         return None;
@@ -1044,7 +1047,9 @@ fn error_text(report: &Report) -> Option<Box<str>> {
     if report.reason.is_empty() {
         return outcome.map(Into::into);
     }
-    Some(without_middle(&report.reason).into())
+    // Whoever reads it knows of which node it is, and there is little room.
+    let reason = report.reason.replace(&format!(": {identity}: "), ": ");
+    Some(without_middle(&reason).into())
 }
 
 /// A reason begins with what was tried and ends with the cause: what is between can best be missed.
@@ -1060,6 +1065,15 @@ fn without_middle(reason: &str) -> String {
     while !reason.is_char_boundary(tail) {
         tail += 1;
     }
+    // Between words, where there are any nearby.
+    head -= reason[..head]
+        .bytes()
+        .rev()
+        .take(WORD_MAX)
+        .position(|byte| byte == b' ')
+        .map_or(0, |at| at + 1);
+    tail +=
+        reason[tail..].bytes().take(WORD_MAX).position(|byte| byte == b' ').map_or(0, |at| at + 1);
     [&reason[..head], CUT, &reason[tail..]].concat()
 }
 
@@ -1720,12 +1734,21 @@ mod tests {
             let kept = world.node().last_error.len();
             assert!((ERROR_BYTES_MAX - 7..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
         }
-        let reason = format!("could not fetch CSR: {}: timed out", "because ".repeat(50));
-        let kept = without_middle(&reason);
-        assert!(
-            kept.starts_with("could not fetch CSR: because")
-                && kept.ends_with("because : timed out")
+        let reason = format!("could not fetch CSR: {}of this: timed out", "because ".repeat(50));
+        assert_eq!(
+            without_middle(&reason),
+            "could not fetch CSR: because because … because because of this: timed out"
         );
+    }
+
+    #[test]
+    fn the_error_of_a_node_does_not_repeat_its_name() {
+        let mut world = World::new();
+        working(&mut world);
+        let reason = format!("could not validate JWT: {}: token is expired", world.key().identity);
+        let report = Report::new(Outcome::Refused, reason);
+        world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
+        assert_eq!(world.node().last_error, "could not validate JWT: token is expired");
     }
 
     #[test]
