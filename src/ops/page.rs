@@ -157,15 +157,15 @@ impl Page<'_> {
             let spans: Vec<String> = rates
                 .iter()
                 .skip(1)
-                .map(|rate| format!("{:.1} over {} min", pick(rate), rate.minutes))
+                .map(|rate| format!("{:.1} in {} min", pick(rate), rate.minutes))
                 .collect();
             let now = rates.first().map_or(0.0, pick);
-            format!("<b>{now:.1}</b><small>{}</small>", spans.join(", "))
+            format!("<b>{now:.1} <small>a minute</small></b><small>{}", spans.join(", "))
         };
         write!(
             out,
-            "<div>Provisioned a minute {}<br><small>{} in all</small></div>\n\
-             <div>Errors a minute {}<br><small>{} in all</small></div>\n</nav>\n",
+            "<div class=\"rate\">Provisioned {}, {} in all</small></div>\n\
+             <div class=\"rate\">Errors {}, {} in all</small></div>\n</nav>\n",
             per_minute(|rate| rate.provisioned_per_minute),
             Number(totals.provisioned),
             per_minute(|rate| rate.errors_per_minute),
@@ -461,8 +461,7 @@ mod tests {
             "<li class=\"bad\">paused by an operator</li>",
             "Queued <b>1,234</b><small>100 asked, 3 ready</small>",
             "Working <b>1</b><small>of 8 workers</small>",
-            "Provisioned a minute <b>12.5</b><small>12.5 over 5 min, 12.5 over 15 min</small>",
-            "54,321 in all",
+            "Provisioned <b>12.5 <small>a minute</small></b><small>12.5 in 5 min, 12.5 in 15 min, 54,321 in all</small>",
             "<td class=\"node\">broken.example.net</td><td>waiting</td><td>could not fetch CSR</td>",
             "<td class=\"n\">in 3 min 20 s</td><td class=\"n\">12 s ago</td>",
             "The first 1 of 4.",
