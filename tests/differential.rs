@@ -177,7 +177,7 @@ fn client(row: &Row, dir: &Path) -> Answer {
     surroundings.variables.entry("CHORIA_SRV_DOMAIN".to_string()).or_insert(domain);
     let mut report = Report::new("file");
     // What the original was asked about has no TLS.
-    let network = Network { is_insecure: true, password: None };
+    let network = Network { is_insecure: true, ..Network::default() };
     let config = ChoriaConfig::load(&path, network, &surroundings, &mut report);
     report.warnings.retain(|warning| !warning.text.contains(": no effect, since "));
     let settings = config.map(|config| {

@@ -59,6 +59,8 @@ pub struct ChoriaConfig {
 pub struct Network<'n> {
     /// `choria_insecure`
     pub is_insecure: bool,
+    /// `leader_election`
+    pub is_elected: bool,
     /// `broker_provisioning_password`, which replaces user and password of the client file.
     pub password: Option<&'n Secret>,
 }
@@ -376,6 +378,7 @@ impl Draft {
         let checked = identity(self.identity, surroundings, report).and_then(|identity| {
             let given = Given {
                 is_off: network.is_insecure,
+                is_elected: network.is_elected,
                 identity: &identity,
                 user: user.as_ref().map(|(user, _)| user.as_str()),
                 surroundings,
@@ -633,7 +636,7 @@ mod tests {
     use crate::config::choria::keys::KEYS;
     use crate::config::report::Finding;
 
-    const INSECURE: Network = Network { is_insecure: true, password: None };
+    const INSECURE: Network = Network { is_insecure: true, is_elected: false, password: None };
 
     #[test]
     fn reads_lines_as_choria_does() {
@@ -947,7 +950,7 @@ mod tests {
         let text = format!("{HOSTS}plugin.security.provider = choria\n{key} = ~/old\n");
         draft.take(text.as_bytes(), "", &around, &mut report);
         draft.take(b"plugin.security.choria.seed_file = ~/seed\n", "", &around, &mut report);
-        draft.check(Network { is_insecure: false, password: None }, &around, &mut report);
+        draft.check(Network::default(), &around, &mut report);
         let expired = |found: &[Finding]| {
             found.iter().filter(|finding| finding.text.contains("expired on 1970-01-01")).count()
         };

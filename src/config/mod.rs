@@ -286,17 +286,17 @@ pub fn inspect(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Inspe
     let mut report = Report::new(yaml.display().to_string());
     let file = read_yaml(yaml, &mut report);
     // Whatever else is wrong with it, it says what kind of network it is for.
-    let kind = file.as_ref().map(|file| (file.is_insecure(), file.password()));
+    let password = file.as_ref().and_then(File::password);
+    let kind = file.as_ref().map(|file| Network {
+        is_insecure: file.is_insecure(),
+        is_elected: file.leader_election.as_ref().is_some_and(|at| at.value),
+        password: password.as_ref(),
+    });
     let config = file.map(|file| Config::check(file, &mut report));
 
     let mut client_report = Report::new(client.display().to_string());
-    let network = match &kind {
-        Some((is_insecure, password)) => {
-            Network { is_insecure: *is_insecure, password: password.as_ref() }
-        }
-        // What a secure network lacks would be news of a mistake that may not have been made.
-        None => Network { is_insecure: true, password: None },
-    };
+    // What a secure network lacks would be news of a mistake that may not have been made.
+    let network = kind.unwrap_or(Network { is_insecure: true, ..Network::default() });
     let choria = ChoriaConfig::inspect(client, network, surroundings, &mut client_report);
     if kind.is_none() {
         // Nor is what has no effect in an insecure one.

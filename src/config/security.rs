@@ -373,6 +373,8 @@ pub(super) struct Written {
 pub(super) struct Given<'g> {
     /// `choria_insecure`
     pub is_off: bool,
+    /// `leader_election`
+    pub is_elected: bool,
     /// Our identity.
     pub identity: &'g Identity,
     /// The user we log in as.
@@ -470,6 +472,13 @@ impl Written {
                 caller = Some(credentials.caller().to_owned());
                 let has_identity = tls.as_ref().is_some_and(Connector::has_identity);
                 self.check_token(credentials, has_identity, given.now, report);
+                if given.is_elected && !credentials.is_election_user() {
+                    let (line, caller) = (self.line(TOKEN), credentials.caller());
+                    report.warn(
+                        line,
+                        format!("{TOKEN}: the token of {caller} lacks the election_user permission, which leader_election should have: it was not made with --elections-user"),
+                    );
+                }
             }
             if given.user.is_none() {
                 report.warn(
@@ -1087,6 +1096,20 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_may_take_part_in_no_election_is_worth_a_warning_if_there_is_one() {
+        let mut site = Site::new();
+        site.is_elected = true;
+        site.warns_of_no_ca_only(&site.choria());
+        let voteless = testing::edited(SIGNER, &testing::issuer(), |claims| {
+            claims["permissions"]["election_user"] = false.into();
+        });
+        site.write("token", &voteless);
+        site.warns(&site.choria(), "provisioner_signer lacks the election_user permission");
+        site.is_elected = false;
+        site.warns_of_no_ca_only(&site.choria());
+    }
+
+    #[test]
     fn a_token_of_another_organization_is_worth_a_warning() {
         let site = Site::new();
         let named = |key: &str| {
@@ -1250,6 +1273,7 @@ mod tests {
         dir: PathBuf,
         is_guest: bool,
         is_off: bool,
+        is_elected: bool,
         user: Option<&'static str>,
         surroundings: Surroundings,
     }
@@ -1267,6 +1291,7 @@ mod tests {
                 dir,
                 is_guest: false,
                 is_off: false,
+                is_elected: false,
                 user: Some("provisioner"),
                 surroundings,
             };
@@ -1286,6 +1311,7 @@ mod tests {
                 dir: other.dir.clone(),
                 is_guest: true,
                 is_off: false,
+                is_elected: false,
                 user: other.user,
                 surroundings,
             }
@@ -1354,6 +1380,7 @@ mod tests {
             let checked = written.check(
                 &Given {
                     is_off: self.is_off,
+                    is_elected: self.is_elected,
                     identity: &identity,
                     user: self.user,
                     surroundings: &self.surroundings,
@@ -1369,6 +1396,13 @@ mod tests {
             let (checked, report) = self.check(settings);
             assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
             checked.unwrap()
+        }
+
+        #[track_caller]
+        fn warns_of_no_ca_only(&self, settings: &str) {
+            let (_, report) = self.check(settings);
+            let warnings = texts(&report.warnings);
+            assert!(warnings.len() == 1 && warnings[0].contains(NO_CA), "{warnings:?}");
         }
 
         #[track_caller]

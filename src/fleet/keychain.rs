@@ -290,7 +290,8 @@ mod tests {
             let hosts = "identity = p.example.net\nplugin.choria.middleware_hosts = b:1\n";
             fs::write(&path, format!("{hosts}{settings}")).unwrap();
             let password = Secret::new("s3cret");
-            let network = Network { is_insecure, password: Some(&password) };
+            let password = Some(&password);
+            let network = Network { is_insecure, password, ..Network::default() };
             let around = Surroundings { is_root: true, ..Surroundings::default() };
             let mut report = Report::new("c.cfg");
             let choria = ChoriaConfig::load(&path, network, &around, &mut report);

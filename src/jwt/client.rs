@@ -76,6 +76,12 @@ impl Credentials {
         Ok(())
     }
 
+    /// Whether the token lets its holder take part in an election. Where nodes wait no broker asks for it; Choria's
+    /// documentation does.
+    pub fn is_election_user(&self) -> bool {
+        self.token.own.permissions.election_user
+    }
+
     /// The token's text, without white space around it.
     pub fn token(&self) -> &str {
         &self.text
