@@ -12,20 +12,17 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use choria_provisioner::protocol::subject::Pattern;
-use choria_provisioner::transport::Transport;
-use crossbeam_channel::unbounded;
 use serde_json::Value;
 
 use common::choria_broker::{Account, Site};
-use common::streams::{Streams, connect};
-use common::{Builder, Daemon, NatsServer, SOON, TempDir, free_port, wait_until, within};
+use common::streams::Streams;
+use common::{Builder, Daemon, NatsServer, SOON, TempDir, free_port, wait_until};
 use fleet::certificates::Wanted;
 use fleet::network::{CERTNAME, Network, Setup, broker_of};
+use fleet::streams::Member;
 use fleet::{Fleet, unix_now};
 
 const MISSING: &str = "No such file or directory";
@@ -340,13 +337,8 @@ fn a_daemon_that_runs_is_not_disturbed() {
     let socket = builder.dir().join("admin.sock");
     let mut daemon = builder.set("admin_socket", socket.display()).start();
     wait_until(SOON, "it leads", || daemon.metric("leader") > 0.0);
-    let watcher = connect(&streams.broker, "provisioner", "provSecret");
-    let (sender, heard) = unbounded();
-    let _subscription = watcher.subscribe(
-        &Pattern::new(">").unwrap(),
-        Arc::new(move |message| drop(sender.send(message))),
-    );
-    watcher.flush(within(SOON)).unwrap();
+    let provisioners = Member::of_provisioners(&streams.broker.address());
+    let (_subscription, heard) = provisioners.watch(">");
 
     let output = program()
         .args(["check", "--json", "--config"])

@@ -3,24 +3,17 @@
 mod common;
 mod fleet;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use choria_provisioner::protocol::subject::Pattern;
-use choria_provisioner::transport::connection::Connection;
-use choria_provisioner::transport::{Subscription, Transport};
-use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Signal, kill_process};
 
-use common::admin::{say, with_socket};
-use common::streams::{Streams, connect};
+use common::admin::say;
+use common::cluster::{Scene, WORKERS};
 use common::{Daemon, SOON, wait_until, within};
-use fleet::Fleet;
+use fleet::streams::{self, Heard, Member};
 
 /// Longer than any test waits: whoever leads before that was handed the key.
 const LONG: Duration = Duration::from_secs(600);
-/// How many nodes a daemon has in hand.
-const WORKERS: usize = 4;
 /// The shortest that leaves a daemon room to be late on a busy machine.
 const SHORT: Duration = Duration::from_secs(5);
 
@@ -89,13 +82,15 @@ fn a_leader_that_was_frozen_sends_nothing_as_leader_when_it_wakes_up() {
     });
     signal(&first, Signal::STOP);
     scene.wait_leads(&second);
-    let (_subscription, requests) = scene.watch("provisioning.>");
+    let provisioners = Member::of_provisioners(&scene.streams.broker.address());
+    let (_subscription, requests) = provisioners.watch("provisioning.>");
     signal(&first, Signal::CONT);
     first.wait_logged(SOON, &["Lost leadership"]);
     // A node in hand keeps its lock for two minutes.
     fleet.wait_provisioned(200 - WORKERS, within(SOON)).unwrap();
     assert!(first.metric("leader") == 0.0);
-    let senders: Vec<String> = requests.try_iter().filter_map(|payload| sender(&payload)).collect();
+    let senders: Vec<String> =
+        requests.try_iter().filter_map(|heard: Heard| heard.sender()).collect();
     assert!(senders.iter().any(|sender| sender == "p2.example.net"), "{senders:?}");
     assert!(!senders.iter().any(|sender| sender == "p1.example.net"), "the woken one acted");
 }
@@ -138,7 +133,7 @@ fn a_leader_keeps_its_term_while_its_broker_is_restarted() {
 fn a_key_that_an_operator_takes_away_ends_the_leadership() {
     let scene = Scene::start(SHORT);
     let daemon = scene.leader("p1");
-    scene.streams.ask("$KV.CHORIA_LEADER_ELECTION.provisioner", b"");
+    scene.streams.ask(streams::KEY, b"");
     daemon.wait_logged(SOON, &["Lost leadership", "wrong last sequence"]);
     assert_eq!(daemon.get("/readyz").unwrap().0, 200, "that is how an election goes");
     scene.wait_leads(&daemon);
@@ -187,84 +182,6 @@ identity=${identity%%'"'*}
 sleep 0.2
 printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}\n' "$identity"
 "#;
-
-/// A broker with the two accounts of a Choria Broker and Choria Streams.
-struct Scene {
-    streams: Streams,
-}
-
-impl Scene {
-    fn start(ttl: Duration) -> Scene {
-        let scene = Scene::without_bucket();
-        scene.streams.make_bucket(ttl);
-        scene
-    }
-
-    fn without_bucket() -> Scene {
-        Scene { streams: Streams::start() }
-    }
-
-    /// What is sent to these subjects of the provisioning account from now on.
-    fn watch(&self, pattern: &str) -> ((Subscription, Arc<Connection>), Receiver<Vec<u8>>) {
-        let connection = connect(&self.streams.broker, "provisioner", "provSecret");
-        let (sender, messages) = unbounded();
-        let subscription = connection.subscribe(
-            &Pattern::new(pattern).expect("a pattern"),
-            Arc::new(move |message| drop(sender.send(message.payload))),
-        );
-        connection.flush(within(SOON)).expect("the broker is there");
-        ((subscription, connection), messages)
-    }
-
-    fn daemon(&self, name: &str) -> common::Builder {
-        let identity = format!("{name}.example.net");
-        with_socket(Daemon::builder(&self.streams.broker.address()))
-            .set("leader_election", true)
-            .set("workers", WORKERS)
-            .set("broker_provisioning_password", "provSecret")
-            .choria("identity", &identity)
-            .env("MCOLLECTIVE_CERTNAME", &identity)
-    }
-
-    fn leader(&self, name: &str) -> Daemon {
-        self.leader_with(name, |daemon| daemon)
-    }
-
-    fn leader_with(
-        &self,
-        name: &str,
-        more: impl FnOnce(common::Builder) -> common::Builder,
-    ) -> Daemon {
-        let daemon = more(self.daemon(name)).start();
-        self.wait_leads(&daemon);
-        daemon
-    }
-
-    /// One that knows that another leads.
-    fn candidate(&self, name: &str) -> Daemon {
-        let daemon = self.daemon(name).start();
-        wait_until(SOON, "it is a candidate", || {
-            let status = daemon.get("/status.json");
-            status.is_ok_and(|(_, status)| status.contains("\"election\":\"candidate\""))
-        });
-        daemon
-    }
-
-    fn wait_leads(&self, daemon: &Daemon) {
-        wait_until(SOON, "it leads", || daemon.metric("leader") > 0.0);
-    }
-
-    fn fleet(&self, nodes: usize) -> Fleet {
-        let fleet = Fleet::builder(&self.streams.broker.url()).provisioners(2);
-        fleet.nodes(nodes).start()
-    }
-}
-
-/// Who sent a request, if it is one.
-fn sender(payload: &[u8]) -> Option<String> {
-    let transport: serde_json::Value = serde_json::from_slice(payload).ok()?;
-    Some(transport["headers"]["mc_sender"].as_str()?.to_owned())
-}
 
 fn signal(daemon: &Daemon, signal: Signal) {
     let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw);

@@ -9,6 +9,7 @@
 
 pub mod admin;
 pub mod choria_broker;
+pub mod cluster;
 pub mod streams;
 
 use std::collections::BTreeMap;

@@ -21,6 +21,7 @@ pub mod keys;
 pub mod network;
 pub mod node;
 pub mod socket;
+pub mod streams;
 pub mod watch;
 
 use std::cmp::Reverse;
