@@ -283,7 +283,7 @@ fn a_node_whose_settings_do_not_end_provisioning_comes_back() {
 
 #[test]
 fn every_fault_reads_back_as_it_is_written() {
-    let list = "gone=3, silent,silent-from:jwt,silent-after:jwt,gone-after:configure,reboots-after:jwt,deaf:jwt:2,\
+    let list = "gone=3, silent,silent-from:jwt,silent-after:jwt,gone-after:configure,reboots-after:jwt,holds:jwt,deaf:jwt:2,\
         slow:50ms,slow:50ms:jwt,locked,wrong-token,not-provisioning,skewed,bad-jwt,expired-jwt,other-cn,csr-not-pem,\
         nonce-signature,short-key,key-length:31,weak-key,wrong-hash,wrong-hash:jwt,forged-sender:jwt+right,undecodable-body,two-answers:jwt,\
         twice,data-null:jwt,data-missing:jwt.ecdh_public,data-number:inventory.version,status:jwt:5,configure-refused,\

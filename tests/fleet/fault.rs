@@ -193,6 +193,8 @@ pub enum Fault {
     GoneAfter(Action),
     /// Answers this action, then restarts into provisioning: lock and keys are lost.
     RebootsAfter(Action),
+    /// Does what this action asks, and keeps its answer back until it is told to go on.
+    Holds(Action),
     /// Does not hear the first requests for this action.
     Deaf(Action, u32),
     /// Answers late.
@@ -283,6 +285,7 @@ impl Fault {
             | Fault::HugeInventory(_)
             | Fault::DeepInventory(_)
             | Fault::DiscoveredAs(_)
+            | Fault::Holds(_)
             // Whether it is asked to update itself is for the helper.
             | Fault::UpdateInVain => Expected::Either,
             // These leave the node configured and restarting, whatever the provisioner thinks of its answer.
@@ -332,6 +335,7 @@ impl fmt::Display for Fault {
             Fault::SilentAfter(action) => write!(f, "silent-after:{}", action.name()),
             Fault::GoneAfter(action) => write!(f, "gone-after:{}", action.name()),
             Fault::RebootsAfter(action) => write!(f, "reboots-after:{}", action.name()),
+            Fault::Holds(action) => write!(f, "holds:{}", action.name()),
             Fault::Deaf(action, times) => write!(f, "deaf:{}:{times}", action.name()),
             Fault::Slow(scope, delay) => write!(f, "slow:{}ms{}", delay.as_millis(), on(scope)),
             Fault::Locked => f.write_str("locked"),
@@ -395,6 +399,7 @@ impl FromStr for Fault {
             "silent-after" => Fault::SilentAfter(action(None)?),
             "gone-after" => Fault::GoneAfter(action(None)?),
             "reboots-after" => Fault::RebootsAfter(action(None)?),
+            "holds" => Fault::Holds(action(None)?),
             "deaf" => Fault::Deaf(action(None)?, number(second, 1)? as u32),
             "slow" => {
                 let delay = millis(first.unwrap_or("2000ms"))?;

@@ -475,6 +475,23 @@ impl Fleet {
         (0..self.len()).map(|at| self.node(at))
     }
 
+    /// Lets all nodes go on that keep their answers back, see [`Fault::Holds`]: what they kept is sent.
+    pub fn go_on(&self) {
+        for (at, node) in self.inner.nodes.iter().enumerate() {
+            for (subject, payload) in node.lock().go_on() {
+                self.inner.connection(at).publish(&subject, &payload);
+            }
+        }
+        self.settle();
+    }
+
+    /// The same, but what they kept is lost: it would have gone over a connection that is no more.
+    pub fn go_on_without(&self) {
+        for node in &self.inner.nodes {
+            node.lock().go_on();
+        }
+    }
+
     /// How many nodes are configured and on their way, or there already.
     pub fn provisioned(&self) -> usize {
         self.iter().filter(View::is_provisioned).count()
@@ -715,6 +732,16 @@ impl View<'_> {
     /// How often `restart` was accepted.
     pub fn times_restarted(&self) -> u32 {
         self.lock().times_restarted
+    }
+
+    /// Whether it keeps an answer back.
+    pub fn is_holding(&self) -> bool {
+        self.lock().is_holding()
+    }
+
+    /// How often it was asked for anything, answered or not.
+    pub fn times_asked_at_all(&self) -> u32 {
+        self.lock().asked.iter().sum()
     }
 
     /// How often it was asked for `action`, answered or not.

@@ -180,6 +180,8 @@ pub struct Node {
     pub prepared_csr: Option<Box<keys::Request>>,
     /// The public key of its last CSR.
     csr_key: String,
+    /// Answers it keeps back, and where they go.
+    held: Vec<(String, Vec<u8>)>,
 }
 
 const LOCK_WINDOW: Duration = Duration::from_secs(120);
@@ -211,7 +213,19 @@ impl Node {
             public_key: String::new(),
             prepared_csr: None,
             csr_key: String::new(),
+            held: Vec::new(),
         }
+    }
+
+    /// Whether it keeps an answer back.
+    pub fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// It keeps nothing back any more: where that goes, and what it is.
+    pub fn go_on(&mut self) -> Vec<(String, Vec<u8>)> {
+        self.fault = self.fault.take().filter(|fault| !matches!(fault, Fault::Holds(_)));
+        std::mem::take(&mut self.held)
     }
 
     /// Makes the first CSR ahead of time.
@@ -751,6 +765,11 @@ impl Node {
             if after > AGENT_TIMEOUT && !matches!(self.fault, Some(Fault::Slow(..))) {
                 return;
             }
+        }
+        if self.fault.as_ref().is_some_and(|fault| action.map(Fault::Holds).as_ref() == Some(fault))
+        {
+            let payload = self.encode(site, request, now, None, &body);
+            return self.held.push((request.reply_to.clone(), payload));
         }
         let mut send = |envelope: Option<Envelope>, body: &str| {
             let payload = self.encode(site, request, now, envelope, body);
