@@ -4,6 +4,8 @@
 //! accepted are those of the original's parser, fisk; help goes to standard output, as is the custom. `run` is the command
 //! when none is named, as in the original; `check` and `try` look at what it would run with and do, and the others talk to a daemon that runs.
 
+mod completion;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use argh::FromArgs;
 
+use self::completion::Shell;
 use crate::config::read_file;
 use crate::config::report::nearest;
 use crate::ops::command::Command;
@@ -129,6 +132,10 @@ struct Flags {
     /// log from the configured level up, the default
     #[argh(switch)]
     no_debug: bool,
+    /// write a script to standard output that makes a shell complete
+    /// arguments: bash, zsh or fish
+    #[argh(option, arg_name = "shell")]
+    completion: Option<String>,
     /// show the version
     #[argh(switch)]
     version: bool,
@@ -411,6 +418,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation
     if flags.version {
         return Ok(Invocation::Show(format!("{VERSION}\n")));
     }
+    if let Some(word) = flags.completion {
+        let shell = Shell::parse(&word)
+            .ok_or_else(|| no_such("completion", &word, &Shell::ALL.map(Shell::word)))?;
+        return Ok(Invocation::Show(shell.script()));
+    }
     if let Some(command) = flags.command {
         return command.invocation();
     }
@@ -453,6 +465,9 @@ fn separate(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>
                 // What follows is no flag, whatever it looks like.
                 ("--", Some(known), _) if known.rest_max > 0 => ends_flags = true,
                 (_, Some(known), _) if rest.len() < known.rest_max => rest.push(argument),
+                (word, None, _) if word.starts_with(|c: char| c.is_ascii_lowercase()) => {
+                    return Err(UsageError(unknown_command(word)));
+                }
                 _ => return Err(UsageError(format!("unexpected argument {argument}"))),
             }
             continue;
@@ -546,6 +561,19 @@ fn unknown(name: &str, spec: &Spec) -> String {
     }
 }
 
+/// What is wrong with a word in the place of a command.
+fn unknown_command(word: &str) -> String {
+    let words = || SPECS.iter().map(|spec| spec.word);
+    let shown = word.escape_debug();
+    match nearest(word, words()) {
+        Some(meant) => format!("unknown command {shown}; did you mean {meant}?"),
+        None => {
+            let all: Vec<&str> = words().collect();
+            format!("unknown command {shown}; there are {}", all.join(", "))
+        }
+    }
+}
+
 /// Arguments in order; the lines of `file` take the place of one that reads `@file`.
 struct Arguments {
     /// Those to come, the next one last.
@@ -609,7 +637,7 @@ const ARGUMENT_FILES_MAX: usize = 100;
 
 const RUN: Spec = Spec {
     word: "run",
-    with_value: &["config", "choria-config", "pid"],
+    with_value: &["config", "choria-config", "pid", "completion"],
     switches: &["debug", "no-debug", "version", "help"],
     rest_max: 0,
 };
@@ -777,7 +805,13 @@ mod tests {
         wrong(&["--debug", "--debug", "--config=a"], "flag --debug cannot be repeated");
         wrong(&["--debug", "--no-debug", "--config=a"], "flag --debug cannot be repeated");
         wrong(&["--debug=true", "--config=a"], "flag --debug takes no argument");
-        wrong(&["--config=a", "stray"], "unexpected argument stray");
+        wrong(&["run", "--config=a", "stray"], "unexpected argument stray");
+        wrong(&["--config=a", "statsu"], "unknown command statsu; did you mean status?");
+        let Err(UsageError(text)) = call(&["frobnicate"]) else { panic!("it is no command") };
+        assert!(text.starts_with("unknown command frobnicate; there are run, status, "), "{text}");
+        for word in commands() {
+            assert!(text.contains(&format!(", {word}")), "{word} is not in {text}");
+        }
         wrong(&["run", "run", "--config=a"], "unexpected argument run");
         wrong(&["-c", "a"], "unexpected argument -c");
         wrong(&["--", "--config=a"], "unexpected argument --");
@@ -811,6 +845,23 @@ mod tests {
         for arguments in [&["--version"][..], &["run", "--version"], &["--version", "--config=x"]] {
             assert_eq!(call(arguments), Ok(Invocation::Show(format!("{VERSION}\n"))));
         }
+    }
+
+    #[test]
+    fn shows_what_a_shell_needs() {
+        for shell in ["bash", "zsh", "fish"] {
+            let Ok(Invocation::Show(script)) = call(&["--completion", shell]) else {
+                panic!("{shell}")
+            };
+            for spec in SPECS {
+                assert!(script.contains(spec.word), "{shell}: {}", spec.word);
+            }
+        }
+        wrong(
+            &["--completion=tcsh"],
+            "--completion: found \"tcsh\", wanted one of bash, zsh, fish",
+        );
+        wrong(&["status", "--completion=bash"], "unknown flag --completion");
     }
 
     #[test]

@@ -83,6 +83,12 @@ has /usr/sbin/choria-provisioner "755 root:root"
 ! systemctl is-active --quiet "$unit" && ! systemctl is-enabled --quiet "$unit"
 ok "the deb makes a user and folders, and starts nothing"
 
+# shellcheck disable=SC2016
+[ "$(bash -c '. /usr/share/bash-completion/completions/choria-provisioner; COMP_WORDS=(choria-provisioner disc); COMP_CWORD=1
+    _choria_provisioner; echo "${COMPREPLY[*]}"')" = discover ]
+zcat /usr/share/man/man8/choria-provisioner.8.gz | grep -x '.Cm check' >/dev/null
+ok "shells complete commands, and the manual is there"
+
 systemd-analyze verify "/usr/lib/systemd/system/$unit"
 configure
 systemctl enable --now "$unit" 2>/dev/null
