@@ -5,9 +5,9 @@
 //! their state directly. A node that was begun is stopped by the end of its [`Term`] or by an abort only: an
 //! operator's pause and draining let it finish, so that no node stays half configured.
 //!
-//! With an election there is a lease as well: it says until when we lead, whatever this process hears or does not hear,
-//! and while it is over everything waits. [`Lease`] hands it to whoever sends, since a process may be frozen between the
-//! question and the sending.
+//! With an election, and beside others that share the nodes, there is a lease as well: it says until when we may act,
+//! whatever this process hears or does not hear, and while it is over everything waits. [`Lease`] hands it to whoever sends,
+//! since a process may be frozen between the question and the sending.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub enum Reason {
     Operator,
     /// Another instance provisions.
     Standby,
+    /// Others may be there that we have not heard yet, or that have not heard us.
+    Listening,
     /// There is no connection to a broker.
     Disconnected,
     /// The process is ending.
@@ -38,14 +40,20 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order [`Gate::reasons`] lists them.
-    pub const ALL: [Reason; 4] =
-        [Reason::Operator, Reason::Standby, Reason::Disconnected, Reason::Draining];
+    pub const ALL: [Reason; 5] = [
+        Reason::Operator,
+        Reason::Standby,
+        Reason::Listening,
+        Reason::Disconnected,
+        Reason::Draining,
+    ];
 
     /// The value of the `reason` label of `gate_closed`.
     pub fn label(self) -> &'static str {
         match self {
             Reason::Operator => "operator",
             Reason::Standby => "standby",
+            Reason::Listening => "listening",
             Reason::Disconnected => "disconnected",
             Reason::Draining => "draining",
         }
@@ -57,13 +65,14 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Reason::Operator => "paused by an operator",
             Reason::Standby => "standing by while another instance provisions",
+            Reason::Listening => "listening for other instances before it acts",
             Reason::Disconnected => "not connected to a broker",
             Reason::Draining => "shutting down",
         })
     }
 }
 
-/// A time of leadership; what was begun in one stops when it ends. Without election there is only one.
+/// A time in which the nodes that we begin are ours; what was begun in one stops when it ends. Alone there is only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term(u64);
 
@@ -72,7 +81,7 @@ pub struct Term(u64);
 pub enum Closed {
     /// The process is aborting.
     Aborted,
-    /// Leadership was lost since the node was begun.
+    /// Another has our nodes since the node was begun.
     TermEnded,
     /// The node's own time was up while the gate was closed.
     Deadline,
@@ -82,8 +91,10 @@ impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Closed::Aborted => "the process is aborting",
-            Closed::TermEnded => "leadership was lost",
-            Closed::Deadline => "the node's time was up while there was no connection or no leader",
+            Closed::TermEnded => "another instance may have the node now",
+            Closed::Deadline => {
+                "the node's time was up while we were not connected, or not sure that it is ours"
+            }
         })
     }
 }
@@ -142,7 +153,7 @@ impl Lease {
         Lease(Arc::new(AtomicU64::new(u64::MAX)))
     }
 
-    /// Its end; none without an election.
+    /// Its end; none if we are alone.
     pub fn until(&self) -> Option<BootTime> {
         match self.0.load(Ordering::Acquire) {
             u64::MAX => None,
@@ -150,7 +161,7 @@ impl Lease {
         }
     }
 
-    /// How much of it is left; nothing without an election.
+    /// How much of it is left; nothing if we are alone.
     pub fn left(&self) -> Duration {
         self.until().map_or(Duration::ZERO, |until| until.since(BootTime::now()))
     }
@@ -188,7 +199,12 @@ impl Gate {
         self.change(Core::stand_by);
     }
 
-    /// We lead, until `lease` unless there is another word before: opens.
+    /// From now on our peers say when we act: closed with [`Reason::Listening`] until then. What was begun waits.
+    pub fn listen(&self) {
+        self.change(Core::listen);
+    }
+
+    /// We lead, or have our share of the nodes, until `lease` unless there is another word before: opens.
     pub fn lead(&self, lease: BootTime) {
         self.change(|core| core.lead(lease));
     }
@@ -210,7 +226,7 @@ impl Gate {
         self.change(Core::lapse);
     }
 
-    /// Whether nothing is to be kept for later: leadership was lost, or we drain.
+    /// Whether nothing is to be kept for later: another has our nodes, or we drain.
     pub fn is_lost(&self) -> bool {
         self.core.lock().is_lost()
     }
@@ -281,7 +297,7 @@ impl Gate {
         }
     }
 
-    /// Leadership was lost: ends the term for all that was begun in it, and closes with [`Reason::Standby`] in the
+    /// Another has our nodes: ends the term for all that was begun in it, and closes with [`Reason::Standby`] in the
     /// same breath, so that nothing begins in the next term before it is won.
     pub fn end_term(&self) {
         self.change(Core::end_term);
@@ -363,10 +379,12 @@ impl Default for Gate {
 pub struct Core {
     closed: u8,
     term: Term,
-    /// Whether it has begun and not ended; always without an election.
+    /// Whether it has begun and not ended; always if we are alone.
     has_term: bool,
-    /// Until when we lead; none without an election.
+    /// Until when we may act; none if we are alone.
     lease: Option<BootTime>,
+    /// What a lease that is over means.
+    unleased: Reason,
     aborted: bool,
     has_connected: bool,
     reconnected_at: Option<Instant>,
@@ -391,6 +409,7 @@ impl Core {
             term: Term(0),
             has_term: true,
             lease: None,
+            unleased: Reason::Standby,
             aborted: false,
             has_connected: false,
             reconnected_at: None,
@@ -422,10 +441,17 @@ impl Core {
         self.lapse();
     }
 
-    /// We lead, until `lease`.
+    /// From now on our peers say when we act. The term goes on.
+    pub fn listen(&mut self) {
+        self.closed = self.closed & !bit(Reason::Standby) | bit(Reason::Listening);
+        self.lease = Some(BootTime::START);
+        self.unleased = Reason::Listening;
+    }
+
+    /// We lead, or have our share, until `lease`.
     pub fn lead(&mut self, lease: BootTime) {
         self.has_term = true;
-        self.closed &= !bit(Reason::Standby);
+        self.closed &= !(bit(Reason::Standby) | bit(Reason::Listening));
         self.lease = Some(lease);
     }
 
@@ -436,11 +462,11 @@ impl Core {
 
     /// We don't lead for now.
     pub fn lapse(&mut self) {
-        self.close(Reason::Standby);
+        self.closed = self.closed & !bit(Reason::Listening) | bit(Reason::Standby);
         self.lease = Some(BootTime::START);
     }
 
-    /// Leadership was lost.
+    /// Another has our nodes.
     pub fn end_term(&mut self) {
         self.term.0 += 1;
         self.stand_by();
@@ -455,7 +481,11 @@ impl Core {
     /// The reasons not to act at `now`. A lease that is over is one, whoever leads now.
     pub fn reasons(&self, now: BootTime) -> impl Iterator<Item = Reason> + '_ {
         Reason::ALL.into_iter().filter(move |reason| {
-            self.is_closed_by(*reason) || *reason == Reason::Standby && self.is_lease_over(now)
+            // Whoever stands by has no lease, too, and no other reason for that.
+            let is_unleased = *reason == self.unleased
+                && self.is_lease_over(now)
+                && !self.is_closed_by(Reason::Standby);
+            self.is_closed_by(*reason) || is_unleased
         })
     }
 
@@ -509,6 +539,7 @@ fn bit(reason: Reason) -> u8 {
         Reason::Standby => 2,
         Reason::Disconnected => 4,
         Reason::Draining => 8,
+        Reason::Listening => 16,
     }
 }
 
@@ -625,6 +656,36 @@ mod tests {
         core.lead(end);
         assert!(!core.is_lost());
         assert_ne!(core.begin(before), Some(term));
+    }
+
+    #[test]
+    fn whoever_listens_lets_nothing_begin_and_what_was_begun_wait() {
+        let now = Instant::now();
+        let mut core = connected(now);
+        let reasons = |core: &Core, at| core.reasons(at).collect::<Vec<_>>();
+        core.stand_by();
+        core.listen();
+        assert_eq!(reasons(&core, BOOT), [Reason::Listening]);
+        assert!(core.is_lost(), "nothing was begun yet");
+        let end = BOOT + LONG;
+        core.lead(end);
+        let term = core.begin(BOOT).unwrap();
+        assert_eq!(reasons(&core, end), [Reason::Listening], "the lease is over");
+        assert_eq!(core.begin(end), None);
+        core.listen();
+        assert_eq!(core.proceed(term, now + LONG, now, BOOT), Step::Wait);
+        assert!(!core.is_lost(), "the term goes on");
+        core.lead(end);
+        assert_eq!(core.proceed(term, now + LONG, now, BOOT), Step::Go);
+        core.end_term();
+        assert_eq!(reasons(&core, BOOT), [Reason::Standby]);
+        core.listen();
+        assert_eq!(reasons(&core, BOOT), [Reason::Listening]);
+        assert!(core.is_lost());
+        core.lapse();
+        assert_eq!(reasons(&core, BOOT), [Reason::Standby]);
+        core.lead(end);
+        assert_ne!(core.begin(BOOT), Some(term));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //!                             workers    one node at a time: node::provision ──► rpc, helper
 //!                               │ done queue
 //!                             finisher   outcomes into the registry
-//!                             election   opens and closes the gate for all of them, where there are several daemons
+//!                             election, or peers   opens and closes the gate for all of them, where there are several daemons
 //! ```
 //!
 //! Synchronous: operating system threads and channels. Every thread is a thin shell (wait, ask the core, do what it says)
@@ -43,7 +43,8 @@
 //!
 //! * One identity is in at most one worker. An entry of a queue whose generation is not the registry's current one is skipped.
 //! * A node is queued by a sighting only: an event, an answer to discovery, an operator's wish. No message flows back.
-//! * Of several daemons of ours with an election, never two act in one instant: the gate's lease goes down to the write.
+//! * Of several daemons of ours with an election, never two act in one instant: the gate's lease goes down to the write. Of
+//!   several that share the nodes, none acts that the others do not hear.
 //! * Nothing new begins while the gate has a reason against it. A node that was begun goes on in its term only and waits for
 //!   the connection; a pause and the drain let it finish.
 //! * A node keeps the settings it was begun with; a reload takes effect as a whole or not at all.

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto;
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
@@ -108,6 +108,12 @@ pub struct Metrics {
     pub config_last_reload_successful: IntGauge,
     /// Unix time at which the settings in force were read, in seconds.
     pub config_last_reload_timestamp_seconds: IntGauge,
+    /// Other instances that share the nodes.
+    pub peers: IntGauge,
+    /// Our part of the nodes.
+    pub share_ratio: Gauge,
+    /// Messages from peers dropped by `kind`.
+    pub peer_messages_ignored: IntCounterVec,
     /// 1 while we lead the election.
     pub leader: IntGauge,
     lease: Lease,
@@ -264,6 +270,19 @@ impl Metrics {
             config_last_reload_timestamp_seconds: make.gauge(
                 "config_last_reload_timestamp_seconds",
                 "Unix time at which the settings in force were read",
+            ),
+            peers: make.gauge(
+                "peers",
+                "Other instances that share the nodes with this one and were heard a moment ago",
+            ),
+            share_ratio: make.ratio(
+                "share_ratio",
+                "This instance's part of the nodes that the instances share, 0 while it has none and if they share none",
+            ),
+            peer_messages_ignored: make.counters(
+                "peer_messages_ignored_total",
+                "Messages on the subject of the instances that counted for nothing, by the reason",
+                "kind",
             ),
             leader: make
                 .gauge("leader", "1 while this instance leads the election, 0 without an election"),
@@ -566,6 +585,10 @@ impl Make<'_> {
         self.register(IntGauge::with_opts(self.opts(name, help)).expect(VALID))
     }
 
+    fn ratio(&self, name: &str, help: &str) -> Gauge {
+        self.register(Gauge::with_opts(self.opts(name, help)).expect(VALID))
+    }
+
     fn counters(&self, name: &str, help: &str, label: &str) -> IntCounterVec {
         self.register(IntCounterVec::new(self.opts(name, help), &[label]).expect(VALID))
     }
@@ -585,7 +608,7 @@ impl Make<'_> {
     }
 
     fn lease(&self) -> Lease {
-        let help = "How long this instance may still act as leader without another word from the broker, 0 while it may not";
+        let help = "How long this instance may still act without another word from the broker, 0 while it may not and if it is alone";
         let desc = self.desc("lease_remaining_seconds", help, &[]);
         self.register(Lease { desc, left: Arc::default() })
     }

@@ -108,7 +108,8 @@ fn every_fault_of_the_settings_is_named() {
     check(offline().yaml("no colon"), 78, &["choria-provisioner.yaml"]);
     check(offline().yaml("token: b"), 78, &["token: "]);
     check(offline().without("helper"), 78, &["helper: must be set"]);
-    check(offline().set("active_active", "true"), 78, &["active_active: "]);
+    let both = offline().set("active_active", "true").set("leader_election", "true");
+    check(both, 78, &["active_active: "]);
     check(offline().set("logfile", "/tmp"), 78, &["logfile: /tmp: Is a directory"]);
     check(offline().choria("plugin.choria.middleware_hosts", "a b"), 78, &["middleware_hosts: "]);
     check(

@@ -16,7 +16,7 @@ use choria_provisioner::config::duration::duration;
 use choria_provisioner::config::file::File;
 use choria_provisioner::config::report::Report;
 use choria_provisioner::config::surroundings::Surroundings;
-use choria_provisioner::config::{Config, Enrollment};
+use choria_provisioner::config::{Config, Cooperation, Enrollment};
 use choria_provisioner::helper;
 use choria_provisioner::transport::servers::Brokers;
 use choria_provisioner::version::Version;
@@ -137,7 +137,7 @@ fn by_key(config: &Config, bytes: &[u8]) -> Value {
         "jwt_signing_token": written!(jwt_signing_token),
         "server_jwt_validity": seconds(validity),
         "rego_policy": written!(rego_policy),
-        "leader_election": config.leader_election,
+        "leader_election": config.cooperation == Cooperation::Elected,
         "upgrades_repository": written!(upgrades_repository),
         "upgrades_optional": written!(upgrades_optional or false),
         "features.pki": config.features.enrollment == Enrollment::Pki,

@@ -139,6 +139,7 @@ fn exported() -> BTreeSet<String> {
         &metrics.unexpected_replies,
         &metrics.events_ignored,
         &metrics.queue_refused,
+        &metrics.peer_messages_ignored,
         &metrics.monitor_refused,
     ] {
         counts.with_label_values(&["x"]).inc();

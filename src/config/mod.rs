@@ -111,8 +111,19 @@ pub struct Config {
     pub helper_output_max: usize,
     /// Pause before `configure`, in which a second answer can betray a forger.
     pub contradiction_wait: Duration,
-    /// Provision only while we are elected.
-    pub leader_election: bool,
+    /// Who of several daemons in one account provisions.
+    pub cooperation: Cooperation,
+}
+
+/// Who of several daemons in one account provisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cooperation {
+    /// There is but one.
+    Alone,
+    /// The one that is elected.
+    Elected,
+    /// All, each its share of the nodes.
+    ActiveActive,
 }
 
 /// What is done for a node beyond configuring it.
@@ -343,7 +354,6 @@ impl Config {
 
     /// A default stands in for what is wrong.
     fn check(file: File, report: &mut Report) -> Config {
-        refuse_what_is_not_there_yet(&file, report);
         let choria_insecure = file.is_insecure();
         let broker_provisioning_password = file.password();
         let features = features(file.features.as_ref(), report);
@@ -433,7 +443,7 @@ impl Config {
                 secs(0)..=secs(10),
                 report,
             ),
-            leader_election: file.leader_election.is_some_and(|at| at.value),
+            cooperation: cooperation(file.leader_election, file.active_active, features, report),
             helper: helper(file.helper, report).unwrap_or_else(HelperCommand::nothing),
         }
     }
@@ -448,16 +458,6 @@ impl File {
     fn password(&self) -> Option<Secret> {
         let password = self.broker_provisioning_password.as_ref().map(|at| at.value.clone());
         password.filter(|password| !password.expose().is_empty())
-    }
-}
-
-/// Silence about these would be worse than no start: nodes would get other credentials than the operator asked for.
-fn refuse_what_is_not_there_yet(file: &File, report: &mut Report) {
-    let mut refuse = |key: &str, line: usize| {
-        report.error(line, format!("{key}: not supported by this version yet"));
-    };
-    if let Some(At { line, value: true }) = file.active_active {
-        refuse("active_active", line);
     }
 }
 
@@ -518,6 +518,32 @@ fn features(written: Option<&At<WrittenFeatures>>, report: &mut Report) -> Featu
         jwt: is_on(&written.jwt) || enrollment == Enrollment::OrganizationIssuer,
         upgrades: is_on(&written.upgrades),
         enrollment,
+    }
+}
+
+fn cooperation(
+    leader_election: Option<At<bool>>,
+    active_active: Option<At<bool>>,
+    features: Features,
+    report: &mut Report,
+) -> Cooperation {
+    let is_on = |written: Option<At<bool>>| written.filter(|at| at.value).map(|at| at.line);
+    match (is_on(leader_election), is_on(active_active)) {
+        (None, None) => Cooperation::Alone,
+        (Some(_), None) => Cooperation::Elected,
+        (None, Some(line)) => {
+            if !features.jwt && features.enrollment == Enrollment::Off {
+                let text = "active_active: without `features.jwt`, `features.pki` and `features.ed25519` a node is not locked before it is configured: the helper may run twice for one that changes hands";
+                report.warn(line, text.to_owned());
+            }
+            Cooperation::ActiveActive
+        }
+        (Some(_), Some(line)) => {
+            let text =
+                "active_active: excludes `leader_election`: either one daemon provisions or all do";
+            report.error(line, text.to_owned());
+            Cooperation::Elected
+        }
     }
 }
 
@@ -996,8 +1022,10 @@ mod tests {
         check("", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: exec", |c| c.helper_mode, HelperMode::Exec);
         check("helper_mode: Persistent", |c| c.helper_mode, HelperMode::Persistent);
-        check("leader_election: no", |c| c.leader_election, false);
-        check("leader_election: yes", |c| c.leader_election, true);
+        check("leader_election: no", |c| c.cooperation, Cooperation::Alone);
+        check("leader_election: yes", |c| c.cooperation, Cooperation::Elected);
+        let off = "active_active: no\nleader_election: yes";
+        check(off, |c| c.cooperation, Cooperation::Elected);
         check("active_active: off", |c| c.workers >= 1, true);
         check("features: {ed25519: n, upgrades: false}", |c| c.features.upgrades, false);
     }
@@ -1290,10 +1318,18 @@ mod tests {
     }
 
     #[test]
-    fn says_what_this_version_cannot_do() {
+    fn daemons_share_their_nodes_or_elect_one_of_them() {
         wrong(
-            "active_active: yes",
-            &["t.yaml:3: active_active: not supported by this version yet"],
+            "active_active: yes\nleader_election: yes",
+            &["t.yaml:3: active_active: excludes `leader_election`: "],
+        );
+        let active = "active_active: yes";
+        warns(active, "t.yaml:3: active_active: without `features.jwt`, ");
+        assert_eq!(good(active).0.cooperation, Cooperation::ActiveActive);
+        check(
+            &format!("{active}\nfeatures: {{pki: yes}}"),
+            |c| c.cooperation,
+            Cooperation::ActiveActive,
         );
     }
 

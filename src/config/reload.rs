@@ -6,7 +6,7 @@ use regex::Regex;
 
 use crate::config::choria::ChoriaConfig;
 use crate::config::signing::SigningFiles;
-use crate::config::{Config, Enrollment, Features};
+use crate::config::{Config, Cooperation, Enrollment, Features};
 
 /// The keys whose settings differ between what is in force and what the files say now.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ fn compare(old: &Config, new: &Config) -> Vec<(&'static str, Follows, bool)> {
         helper_timeout,
         helper_output_max,
         contradiction_wait,
-        leader_election,
+        cooperation,
     } = old;
     let texts = |list: &[Regex]| list.iter().map(Regex::as_str).map(str::to_owned).collect();
     let (denied, denied_now): (Vec<_>, Vec<_>) =
@@ -92,6 +92,7 @@ fn compare(old: &Config, new: &Config) -> Vec<(&'static str, Follows, bool)> {
     let chain = |files: &Option<SigningFiles>| files.as_ref()?.token.clone();
     let Features { jwt, upgrades, enrollment } = *features;
     let has_changed = |kind| (enrollment == kind) != (new.features.enrollment == kind);
+    let becomes = |kind| (*cooperation == kind) != (new.cooperation == kind);
     use Follows::{Reload, Restart};
     vec![
         ("workers", Reload, *workers != new.workers),
@@ -135,7 +136,8 @@ fn compare(old: &Config, new: &Config) -> Vec<(&'static str, Follows, bool)> {
         ("probe_window", Restart, *probe_window != new.probe_window),
         ("work_queue", Restart, *work_queue != new.work_queue),
         ("helper_mode", Restart, *helper_mode != new.helper_mode),
-        ("leader_election", Restart, *leader_election != new.leader_election),
+        ("leader_election", Restart, becomes(Cooperation::Elected)),
+        ("active_active", Restart, becomes(Cooperation::ActiveActive)),
     ]
 }
 
@@ -165,7 +167,7 @@ mod tests {
         let mut known: Vec<&str> = keys(&config("")).map(|(key, _)| key).collect();
         known.sort_unstable();
         // Those of the original that do nothing, and what is not there yet.
-        let without_effect = ["broker_port", "rego_policy", "active_active", "features"];
+        let without_effect = ["broker_port", "rego_policy", "features"];
         let own = File::KEYS.iter().filter(|key| !without_effect.contains(key));
         let mut keys: Vec<String> = own.map(|key| (*key).to_owned()).collect();
         keys.extend(WrittenFeatures::KEYS.iter().map(|key| format!("features.{key}")));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 
+use crate::clock::unix_time;
 use crate::config::choria::ChoriaConfig;
 use crate::fleet::RunError;
 use crate::fleet::keychain::Keychain;
@@ -13,7 +14,8 @@ use crate::fleet::links::Links;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::ops::status::Uplink;
-use crate::protocol::RequestId;
+use crate::protocol::ksuid::Ksuid;
+use crate::protocol::random_bytes;
 use crate::rpc::Rpc;
 use crate::transport::Transport;
 use crate::transport::connection::{Connection, Options};
@@ -29,7 +31,7 @@ pub struct Access {
     /// Requests to nodes.
     pub rpc: Arc<Rpc>,
     /// This process among all that ever had its name.
-    pub instance: RequestId,
+    pub instance: Ksuid,
     /// Reads our keys.
     pub keychain: Arc<Keychain>,
     /// How the connection came and went.
@@ -72,7 +74,7 @@ impl Access {
         };
         let connection = Connection::start(options).map_err(RunError::Connection)?;
         let transport: Arc<dyn Transport> = connection.clone();
-        let instance = RequestId::random();
+        let instance = Ksuid::new(unix_time(), random_bytes());
         let rpc = Rpc::start(
             transport.clone(),
             gate.lease(),

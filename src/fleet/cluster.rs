@@ -1,11 +1,14 @@
-//! Who of several provisioners acts: the one that is elected, if there is an election.
+//! Who of several provisioners acts: the one that is elected, each for its share of the nodes, or we alone.
 
 use std::sync::Arc;
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::fleet::election::{self, Election, View};
+use crate::config::Cooperation;
+use crate::fleet::election::{self, Election};
+use crate::fleet::peers::{self, Peers};
 use crate::fleet::roster::Queues;
+use crate::fleet::standing::Hands;
 use crate::fleet::threads::Threads;
 use crate::fleet::{RunError, Shared};
 use crate::protocol::RequestId;
@@ -14,14 +17,23 @@ use crate::shutdown::Never;
 
 /// Our part among several.
 pub struct Cluster {
-    /// The thread that campaigns, if there is an election.
-    pub candidate: Option<Candidate>,
-    /// What others may see of the election.
-    pub election: Option<Arc<View>>,
+    /// The thread that decides whether we act, unless we are alone.
+    pub member: Option<Member>,
+    /// What others may see of it.
+    pub views: Views,
 }
 
-/// The thread that campaigns: it ends after all others.
-pub struct Candidate {
+/// What others may see of our part among several.
+#[derive(Debug, Clone, Default)]
+pub struct Views {
+    /// Of the election, if there is one.
+    pub election: Option<Arc<election::View>>,
+    /// Of those that share the nodes with us, if that is how it is done.
+    pub peers: Option<Arc<peers::View>>,
+}
+
+/// The thread that decides whether we act: it ends after all others.
+pub struct Member {
     /// Dropped when no node is in hand any more and none will be.
     pub busy: Sender<Never>,
     pub thread: Threads,
@@ -30,33 +42,69 @@ pub struct Candidate {
 impl Cluster {
     /// Joins the others, if there are any: closes the gate until we may act. Comes before anybody asks the gate.
     pub fn join(shared: &Shared, queues: &Queues) -> Result<Cluster, RunError> {
-        if !shared.current.config().leader_election {
-            return Ok(Cluster { candidate: None, election: None });
-        }
-        let access = &shared.access;
         let (busy, idle) = bounded(0);
-        let (view, step_down) = View::new();
-        let setup = election::Setup {
-            transport: access.transport.clone(),
-            rpc: access.rpc.clone(),
-            identity: shared.choria.identity.clone(),
-            instance: access.instance.as_str().to_owned(),
-            gate: access.gate.clone(),
+        let hands = Hands {
             roster: shared.roster.clone(),
             queues: queues.clone(),
-            metrics: shared.metrics.clone(),
-            discover: shared.discover.clone(),
-            view: view.clone(),
-            step_down,
             drain: shared.drain.clone(),
             idle,
-            abort: shared.abort.clone(),
         };
-        let replies = RequestId::random();
-        let election = Election::new(setup, replies.as_str().to_owned())
-            .map_err(|error| RunError::Rpc(rpc::StartError(error)))?;
         let mut thread = Threads::new();
-        thread.start("election", move || election.run())?;
-        Ok(Cluster { candidate: Some(Candidate { busy, thread }), election: Some(view) })
+        let views = match shared.current.config().cooperation {
+            Cooperation::Alone => {
+                return Ok(Cluster { member: None, views: Views::default() });
+            }
+            Cooperation::Elected => {
+                let (election, view) = election(shared, hands)?;
+                thread.start("election", move || election.run())?;
+                Views { election: Some(view), peers: None }
+            }
+            Cooperation::ActiveActive => {
+                let (peers, view) = peers(shared, hands);
+                thread.start("peers", move || peers.run())?;
+                Views { election: None, peers: Some(view) }
+            }
+        };
+        Ok(Cluster { member: Some(Member { busy, thread }), views })
     }
+}
+
+fn election(shared: &Shared, hands: Hands) -> Result<(Election, Arc<election::View>), RunError> {
+    let access = &shared.access;
+    let (view, step_down) = election::View::new();
+    let setup = election::Setup {
+        transport: access.transport.clone(),
+        rpc: access.rpc.clone(),
+        identity: shared.choria.identity.clone(),
+        instance: access.instance,
+        gate: access.gate.clone(),
+        hands,
+        metrics: shared.metrics.clone(),
+        discover: shared.discover.clone(),
+        view: view.clone(),
+        step_down,
+        abort: shared.abort.clone(),
+    };
+    let replies = RequestId::random();
+    let election = Election::new(setup, replies.as_str().to_owned())
+        .map_err(|error| RunError::Rpc(rpc::StartError(error)))?;
+    Ok((election, view))
+}
+
+fn peers(shared: &Shared, hands: Hands) -> (Peers, Arc<peers::View>) {
+    let access = &shared.access;
+    let view = Arc::new(peers::View::new());
+    let peers = Peers::new(peers::Setup {
+        transport: access.transport.clone(),
+        rpc: access.rpc.clone(),
+        identity: shared.choria.identity.clone(),
+        instance: access.instance,
+        gate: access.gate.clone(),
+        hands,
+        metrics: shared.metrics.clone(),
+        discover: shared.discover.clone(),
+        view: view.clone(),
+        abort: shared.abort.clone(),
+    });
+    (peers, view)
 }

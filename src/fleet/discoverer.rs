@@ -192,7 +192,8 @@ impl Setup {
             | Sighted::NotDue
             | Sighted::QueueFull
             | Sighted::AskAgain(_)
-            | Sighted::Denied => {}
+            | Sighted::Denied
+            | Sighted::Others => {}
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! When to write the election's key and what follows is decided in [`core`]; this thread sends, hears, and tells the gate.
 //! A key is handed over with a message to all peers, which takes a candidate two seconds instead of the key's life. The
-//! connection and an operator's pause are seen as the gate has them.
+//! connection and an operator's pause are seen as the gate has them. Of two with one identity and caller the younger stays
+//! out, as if it were paused: nodes and brokers can't tell them apart.
 //!
 //! Whoever loses leadership forgets all nodes but those in hand, which end before their next step: another has them now.
 
@@ -10,36 +11,32 @@ pub mod core;
 #[cfg(test)]
 mod simulation;
 
-use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased};
+use crossbeam_channel::{Receiver, Sender as Channel, at, bounded, never, select_biased};
 use parking_lot::Mutex;
 
 use self::core::{Answer, Core, Input, Loss, Output, Role, Ticket};
 use crate::clock::BootTime;
 use crate::errors::chain;
-use crate::fleet::roster::{Queues, Roster};
-use crate::fleet::seldom::Seldom;
+use crate::fleet::peers::core::Why;
+use crate::fleet::peers::hearing;
+use crate::fleet::peers::presence::Presence;
+use crate::fleet::standing::{Hands, LOOK_FOR_IDLE, News, Trouble, Watch, Word};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
-use crate::protocol::Identity;
 use crate::protocol::election::{self, Written};
-use crate::protocol::peer::{self, PEER_BYTES_MAX, Said};
+use crate::protocol::ksuid::Ksuid;
+use crate::protocol::peer::{self, Said};
 use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
+use crate::protocol::{Identity, Sender};
 use crate::rpc::Rpc;
-use crate::shutdown::{Never, is_over};
-use crate::transport::{Message, Publish, Subscription, Transport};
+use crate::shutdown::Never;
+use crate::transport::{Message, Publish, PublishError, Subscription, Transport};
 
 /// Answers that wait to be looked at: there is one request at a time, and its answer may come twice.
 const ANSWERS_MAX: usize = 16;
-/// What peers said that waits to be looked at. Offers are rare, and one that is lost costs the key's life.
-const OFFERS_MAX: usize = 16;
-/// How often a leader that wants to stop looks whether a node is still in hand.
-const LOOK_FOR_IDLE: Duration = Duration::from_millis(50);
-/// How often it is logged that the election can't be held, while the reason is the same.
-const TROUBLE_LOG: Duration = Duration::from_secs(600);
 
 /// What the thread works with.
 pub struct Setup {
@@ -50,25 +47,19 @@ pub struct Setup {
     /// What is written into the key.
     pub identity: Identity,
     /// This process among its peers.
-    pub instance: String,
+    pub instance: Ksuid,
     /// Told who leads.
     pub gate: Arc<Gate>,
-    /// Forgets its nodes when leadership is lost.
-    pub roster: Arc<Roster>,
-    /// Emptied then.
-    pub queues: Queues,
+    /// The nodes in hand, and in the queues: these are forgotten when leadership is lost.
+    pub hands: Hands,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Starts a discovery.
-    pub discover: Sender<()>,
+    pub discover: Channel<()>,
     /// What others may see of it.
     pub view: Arc<View>,
     /// Of the view: a message when we are to step down.
     pub step_down: Receiver<()>,
-    /// Disconnects when no new node may be begun.
-    pub drain: Receiver<Never>,
-    /// Disconnects after that, when the last node has ended.
-    pub idle: Receiver<Never>,
     /// Disconnects when every wait must end.
     pub abort: Receiver<Never>,
 }
@@ -77,7 +68,7 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct View {
     shown: Mutex<(Role, Option<String>)>,
-    step_down: Sender<()>,
+    step_down: Channel<()>,
 }
 
 impl View {
@@ -93,9 +84,9 @@ impl View {
         self.shown.lock().clone()
     }
 
-    /// Shows the part we play; returns the trouble that was shown before.
-    pub(crate) fn show(&self, role: Role, trouble: Option<String>) -> Option<String> {
-        mem::replace(&mut *self.shown.lock(), (role, trouble)).1
+    /// Shows the part we play.
+    pub(crate) fn show(&self, role: Role, trouble: Option<String>) {
+        *self.shown.lock() = (role, trouble);
     }
 
     /// Lets another lead: a leader finishes the nodes in hand, hands its key over, and is a candidate again.
@@ -111,15 +102,17 @@ pub struct Election {
     core: Core,
     replies: Replies,
     answers: Receiver<(Ticket, Message)>,
-    offers: Receiver<u64>,
-    _offers: Subscription,
-    gate_changed: Receiver<()>,
-    /// Disconnects when the connection ends that the core knows of; none while it knows of none.
-    connection: Option<Receiver<Never>>,
+    presence: Presence,
+    said: Receiver<Said>,
+    _said: Subscription,
+    watch: Watch,
+    /// On an operator's wish.
     is_paused: bool,
+    /// What an older process with our identity and caller makes us say; then we stay out.
+    twin: Option<String>,
     /// The question for the bucket, if that was the last.
     asked_for_status: Option<Ticket>,
-    trouble_log: Seldom,
+    trouble: Trouble,
 }
 
 /// Where answers come.
@@ -128,7 +121,7 @@ struct Replies {
     instance: String,
     caller: String,
     subjects: Arc<ReplySubjects>,
-    sink: Sender<(Ticket, Message)>,
+    sink: Channel<(Ticket, Message)>,
     subscription: Subscription,
 }
 
@@ -140,52 +133,46 @@ impl Election {
     /// [`BadSubject`] if `reply_instance` or the caller can't be a part of a subject.
     pub fn new(setup: Setup, reply_instance: String) -> Result<Election, BadSubject> {
         setup.gate.stand_by();
-        let gate_changed = setup.gate.watch();
+        let watch = Watch::new(setup.gate.clone());
         let (sink, answers) = bounded(ANSWERS_MAX);
         let replies = Replies::new(&*setup.transport, reply_instance, setup.rpc.caller(), sink)?;
-        let (offer, offers) = bounded(OFFERS_MAX);
-        let instance = setup.instance.clone();
-        let subscription = setup.transport.subscribe(
-            &subject::peers().into(),
-            Arc::new(move |message| {
-                if let Some(number) = read_offer(&message.payload, &instance) {
-                    // Newer ones are worth no more than those that wait.
-                    let _ = offer.try_send(number);
-                }
-            }),
-        );
+        let (said, subscription) = hearing::listen(&*setup.transport, setup.metrics.clone());
+        let us = Sender { identity: setup.identity.clone(), caller: setup.rpc.caller() };
         Ok(Election {
             core: Core::new(BootTime::now(), fastrand::Rng::new()),
+            presence: Presence::new(setup.instance, us),
             setup,
             replies,
             answers,
-            offers,
-            _offers: subscription,
-            gate_changed,
-            connection: None,
+            said,
+            _said: subscription,
+            watch,
             is_paused: false,
+            twin: None,
             asked_for_status: None,
-            trouble_log: Seldom::every(TROUBLE_LOG),
+            trouble: Trouble::new(),
         })
     }
 
     /// Runs until the drain has ended or an abort.
     pub fn run(mut self) {
-        let mut drain = self.setup.drain.clone();
+        let mut drain = self.setup.hands.drain.clone();
         let step_down = self.setup.step_down.clone();
         self.look();
         while !self.core.is_gone() {
             let leaving = self.core.is_leaving();
             let look_for_idle = if leaving { at(Instant::now() + LOOK_FOR_IDLE) } else { never() };
             let now = BootTime::now();
-            let timer = self.core.wake().map(|wake| Instant::now() + wake.since(now));
+            let wakes = [self.core.wake(), self.presence.wake(now)];
+            let timer = wakes.into_iter().flatten().min();
+            let timer = timer.map(|wake| Instant::now() + wake.since(now));
             select_biased! {
                 recv(self.setup.abort) -> _ => return,
                 recv(self.answers) -> answer => if let Ok((ticket, message)) = answer {
                     let answer = self.read(ticket, &message);
                     self.step(Input::Answer(ticket, answer));
                 },
-                recv(self.gate_changed) -> _ => self.look(),
+                recv(self.watch.changed) -> _ => self.look(),
                 recv(drain) -> _ => {
                     drain = never();
                     self.step(Input::Drain);
@@ -195,11 +182,12 @@ impl Election {
                 },
                 recv(timer.map_or_else(never, at)) -> _ => self.step(Input::Time),
                 recv(look_for_idle) -> _ => {}
-                recv(self.offers) -> number => if let Ok(number) = number {
-                    self.step(Input::Offer(number));
+                recv(self.said) -> said => if let Ok(said) = said {
+                    self.hear(said);
                 },
             }
-            if self.core.is_leaving() && self.is_idle() {
+            self.speak();
+            if self.core.is_leaving() && self.setup.hands.are_empty() {
                 self.step(Input::Idle);
             }
         }
@@ -207,35 +195,70 @@ impl Election {
 
     /// Takes over what the gate says of connection and operator.
     fn look(&mut self) {
-        let reasons = self.setup.gate.reasons();
-        if self.connection.as_ref().is_some_and(is_over) {
-            self.connection = None;
+        let News { is_lost, is_connected, pause } = self.watch.look();
+        let now = BootTime::now();
+        if is_lost {
+            self.presence.link(None, now);
             self.step(Input::Link(false));
         }
-        if self.connection.is_none() && !reasons.contains(&Reason::Disconnected) {
-            self.connection = Some(self.setup.gate.lost());
-            self.replies.follow(&*self.setup.transport, self.setup.rpc.caller());
+        if is_connected {
+            let caller = self.setup.rpc.caller();
+            self.replies.follow(&*self.setup.transport, caller.clone());
+            let identity = self.setup.identity.clone();
+            self.presence.link(Some(Sender { identity, caller }), now);
             self.step(Input::Link(true));
         }
-        let is_paused = reasons.contains(&Reason::Operator);
-        if is_paused != self.is_paused {
+        if let Some(is_paused) = pause {
             self.is_paused = is_paused;
-            self.step(Input::Pause(is_paused));
+            self.stay_out();
         }
+    }
+
+    /// Takes what a peer said.
+    fn hear(&mut self, said: Said) {
+        match said {
+            Said::Handover { instance, number } if instance != self.setup.instance => {
+                self.step(Input::Offer(number));
+            }
+            Said::Heartbeat(beat) => {
+                if let Some(peer) = self.presence.hear(&beat, BootTime::now()) {
+                    let Sender { identity, .. } = &peer.sender;
+                    log::warn!(component = "election";
+                        "{identity} provisions without an election: set active_active or leader_election on all daemons of an account alike");
+                }
+            }
+            Said::Handover { .. } | Said::Other => {}
+        }
+    }
+
+    /// Says who we are if that is due, and sees whether another is.
+    fn speak(&mut self) {
+        let now = BootTime::now();
+        self.presence.play(part(self.core.role(now)), now);
+        if let Some(beat) = self.presence.advance(now)
+            && let Err(error) = self.say(&beat.encode())
+        {
+            log::debug!(component = "election"; "Could not tell the other instances who we are: {error}");
+        }
+        let twin = self.presence.older_twin().cloned().map(|peer| Why::Twin(peer).to_string());
+        if twin.is_some() != self.twin.is_some() {
+            if twin.is_some() {
+                // Whoever leads by now gives the key to another, even if the twin is gone soon.
+                self.step_down();
+            }
+            self.twin = twin;
+            self.stay_out();
+        }
+    }
+
+    fn stay_out(&mut self) {
+        self.step(Input::Pause(self.is_paused || self.twin.is_some()));
     }
 
     /// Begins no node more: those in hand finish first.
     fn step_down(&mut self) {
         self.setup.gate.close(Reason::Standby);
         self.step(Input::StepDown);
-    }
-
-    /// Whether no node is in hand.
-    fn is_idle(&self) -> bool {
-        if is_over(&self.setup.drain) {
-            return is_over(&self.setup.idle);
-        }
-        self.setup.roster.registry().counts().working == 0
     }
 
     fn step(&mut self, input: Input) {
@@ -296,14 +319,12 @@ impl Election {
                         log::warn!(component = "election"; "Lost leadership: {why}");
                     }
                 }
-                self.forget();
+                self.setup.hands.drop_queued();
                 None
             }
             Output::HandOver(number) => {
                 let message = peer::handover(&self.setup.instance, number);
-                let subject = subject::peers();
-                if let Err(error) = self.setup.transport.publish(&Publish::new(&subject, &message))
-                {
+                if let Err(error) = self.say(&message) {
                     log::warn!(component = "election"; "Could not hand over leadership: {error}");
                 }
                 None
@@ -350,14 +371,9 @@ impl Election {
         }
     }
 
-    /// Another has our nodes now; those in hand end by themselves.
-    fn forget(&self) {
-        let Setup { roster, queues, .. } = &self.setup;
-        let forgotten = roster.forget(queues);
-        roster.measure();
-        if forgotten > 0 {
-            log::info!(component = "election"; "Forgot {forgotten} nodes: they are another's now");
-        }
+    /// Tells our peers.
+    fn say(&self, message: &[u8]) -> Result<(), PublishError> {
+        self.setup.transport.publish(&Publish::new(&subject::peers(), message))
     }
 
     fn lead(&self, leads: bool) {
@@ -366,31 +382,28 @@ impl Election {
 
     /// Lets others see what has changed, and says what goes wrong.
     fn show(&mut self) {
-        let trouble = self.core.trouble().map(str::to_owned);
-        let before = self.setup.view.show(self.core.role(BootTime::now()), trouble.clone());
-        let is_news = trouble != before;
-        if let Some(why) = &trouble {
-            let now = Instant::now();
-            if is_news {
-                self.trouble_log = Seldom::every(TROUBLE_LOG);
+        let trouble = self.twin.clone().or_else(|| self.core.trouble().map(str::to_owned));
+        match (self.trouble.note(trouble.as_deref(), Instant::now()), &trouble) {
+            (Some(Word::Wrong(suppressed)), Some(why)) if self.twin.is_some() => {
+                log::warn!(component = "election", suppressed; "Staying out of the election: {why}");
             }
-            if let Some(suppressed) = self.trouble_log.now(now) {
+            (Some(Word::Wrong(suppressed)), Some(why)) => {
                 log::warn!(component = "election", suppressed; "The election can't be held: {why}");
             }
-        } else if is_news {
-            log::info!(component = "election"; "The election can be held");
+            (Some(Word::Over), _) => {
+                log::info!(component = "election"; "The election can be held");
+            }
+            (Some(Word::Wrong(_)) | None, _) => {}
         }
+        self.setup.view.show(self.core.role(BootTime::now()), trouble);
     }
 }
 
-/// The number of the key that another offers.
-fn read_offer(payload: &[u8], instance: &str) -> Option<u64> {
-    if payload.len() > PEER_BYTES_MAX {
-        return None;
-    }
-    match peer::read(payload) {
-        Ok(Said::Handover { instance: from, number }) if from != instance => Some(number),
-        Ok(Said::Handover { .. } | Said::Other) | Err(_) => None,
+/// What a role is to peers: whoever has the key leads, or is about to.
+fn part(role: Role) -> peer::Role {
+    match role {
+        Role::Leader | Role::Confirming => peer::Role::Leader,
+        Role::SettingUp | Role::Candidate | Role::Out => peer::Role::Candidate,
     }
 }
 
@@ -399,7 +412,7 @@ impl Replies {
         transport: &dyn Transport,
         instance: String,
         caller: String,
-        sink: Sender<(Ticket, Message)>,
+        sink: Channel<(Ticket, Message)>,
     ) -> Result<Replies, BadSubject> {
         let subjects = Arc::new(ReplySubjects::new(&caller, &instance)?);
         let subscription = listen(transport, &subjects, &sink);
@@ -427,7 +440,7 @@ impl Replies {
 fn listen(
     transport: &dyn Transport,
     subjects: &Arc<ReplySubjects>,
-    sink: &Sender<(Ticket, Message)>,
+    sink: &Channel<(Ticket, Message)>,
 ) -> Subscription {
     let (ours, sink) = (subjects.clone(), sink.clone());
     transport.subscribe(
@@ -445,17 +458,22 @@ fn listen(
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread::{self, JoinHandle};
+    use std::time::Duration;
 
     use serde::Deserialize;
 
     use super::*;
+    use crate::fleet::peers::table::testing::{beat, instance};
     use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
+    use crate::fleet::roster::{Queues, Roster};
     use crate::gate::Closed;
     use crate::node::{Outcome, Report};
+    use crate::protocol::peer::Heartbeat;
     use crate::rpc::testing::Net;
     use crate::transport::memory::Published;
 
     const SOON: Duration = Duration::from_secs(20);
+    const PEERS: &str = "choria.provisioner.peer";
     const RECORDED: &str = include_str!("../../tests/vectors/captures/issuer/messages.jsonl");
 
     /// A candidate and a bucket in memory that nobody else wants.
@@ -469,9 +487,9 @@ mod tests {
         handed_over: Receiver<Vec<u8>>,
         _subscription: Subscription,
         refuses: Arc<AtomicBool>,
-        drain: Option<Sender<Never>>,
-        busy: Option<Sender<Never>>,
-        _no_abort: Sender<Never>,
+        drain: Option<Channel<Never>>,
+        busy: Option<Channel<Never>>,
+        _no_abort: Channel<Never>,
         thread: Option<JoinHandle<()>>,
     }
 
@@ -496,23 +514,29 @@ mod tests {
                 transport: net.memory.clone(),
                 rpc: net.rpc.clone(),
                 identity: Identity::parse("provisioner.example.net").unwrap(),
-                instance: "us".to_owned(),
+                instance: instance(2),
                 gate: gate.clone(),
-                roster: roster.clone(),
-                queues: queues.clone(),
+                hands: Hands {
+                    roster: roster.clone(),
+                    queues: queues.clone(),
+                    drain: drained,
+                    idle,
+                },
                 metrics: net.metrics.clone(),
                 discover,
                 view: view.clone(),
                 step_down,
-                drain: drained,
-                idle,
                 abort,
             };
             let election = Election::new(setup, "answers".to_owned()).unwrap();
             let (sink, handed_over) = bounded(1);
             let subscription = net.memory.subscribe(
                 &subject::peers().into(),
-                Arc::new(move |message| sink.try_send(message.payload).unwrap_or(())),
+                Arc::new(move |message| {
+                    if let Ok(Said::Handover { .. }) = peer::read(&message.payload) {
+                        sink.try_send(message.payload).unwrap_or(());
+                    }
+                }),
             );
             assert_eq!(gate.reasons(), [Reason::Standby, Reason::Disconnected]);
             gate.open(Reason::Disconnected);
@@ -548,6 +572,37 @@ mod tests {
             let now = Instant::now();
             self.roster
                 .change(|registry, push| registry.finish(key, &report, now, false, false, push));
+        }
+
+        fn say(&self, beat: &Heartbeat) {
+            self.net.memory.deliver(PEERS, beat.encode());
+        }
+
+        /// How many such heartbeats it has sent.
+        fn said(&self, is_such: impl Fn(&Heartbeat) -> bool) -> usize {
+            let published = self.net.memory.published();
+            let sent = published.iter().filter(|sent| sent.subject == PEERS);
+            let beats = sent.filter_map(|sent| match peer::read(&sent.payload) {
+                Ok(Said::Heartbeat(beat)) => Some(beat),
+                _ => None,
+            });
+            beats.filter(is_such).count()
+        }
+
+        /// Whether it wrote the key in the belief that this is its number.
+        fn expects(&self, number: &str) -> bool {
+            let published = self.net.memory.published();
+            let mut headers = published.iter().flat_map(|sent| &sent.headers);
+            headers.any(|(_, value)| value == number)
+        }
+
+        #[track_caller]
+        fn wait(&self, mut condition: impl FnMut() -> bool) {
+            let deadline = Instant::now() + SOON;
+            while !condition() {
+                assert!(Instant::now() < deadline, "it does not come");
+                thread::sleep(Duration::from_millis(5));
+            }
         }
 
         fn join(&mut self) {
@@ -591,7 +646,9 @@ mod tests {
         // The original asks for the bucket twice.
         let elections = recorded.iter().filter(|m| m.subject.starts_with("choria.streams."));
         let mut compared = 0;
-        for (ours, theirs) in sent.iter().zip(elections.skip(1)) {
+        // It knows nothing of peers.
+        let ours = sent.iter().filter(|sent| sent.subject != PEERS);
+        for (ours, theirs) in ours.zip(elections.skip(1)) {
             assert_eq!(ours.subject, theirs.subject);
             assert_eq!(String::from_utf8_lossy(&ours.payload), theirs.payload);
             let header: String =
@@ -628,7 +685,7 @@ mod tests {
         assert!(bench.gate.begin().is_err());
         assert!(bench.handed_over.try_recv().is_ok());
         let last = bench.net.memory.published().pop().unwrap();
-        assert_eq!(last.subject, "choria.provisioner.peer");
+        assert_eq!(last.subject, PEERS);
     }
 
     #[test]
@@ -665,12 +722,53 @@ mod tests {
 
     #[test]
     fn only_others_offer_keys() {
-        let offer = peer::handover("them", 7);
-        assert_eq!(read_offer(&offer, "us"), Some(7));
-        assert_eq!(read_offer(&offer, "them"), None);
-        assert_eq!(read_offer(b"nonsense", "us"), None);
-        let mut long = offer;
-        long.resize(PEER_BYTES_MAX + 1, b' ');
-        assert_eq!(read_offer(&long, "us"), None);
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        bench.refuses.store(true, Ordering::Relaxed);
+        let is_candidate = || bench.view.get().0 == Role::Candidate;
+        bench.wait(is_candidate);
+        bench.net.memory.deliver(PEERS, peer::handover(&instance(2), 70_000));
+        bench.net.memory.deliver(PEERS, "nonsense");
+        bench.net.memory.deliver(PEERS, peer::handover(&instance(1), 80_000));
+        bench.wait(|| bench.expects("80000"));
+        assert!(!bench.expects("70000"), "that was its own");
+    }
+
+    #[test]
+    fn the_younger_of_two_with_one_identity_stays_out_until_the_older_leaves() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let key = bench.take("n1.example.net");
+        let term = bench.gate.begin().unwrap();
+        let identity = Identity::parse("provisioner.example.net").unwrap();
+        let sender = Sender { identity, caller: bench.net.rpc.caller() };
+        let younger = Heartbeat { sender, ..beat(3, "any", peer::Role::Candidate) };
+        bench.say(&younger);
+        bench.wait(|| bench.said(|beat| beat.role == peer::Role::Leader) > 1);
+        assert!(bench.gate.begin().is_ok(), "the other one is younger");
+
+        let older = Heartbeat { instance: instance(1), ..younger };
+        bench.say(&older);
+        bench.wait(|| bench.gate.begin().is_err());
+        assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
+        bench.finish(&key);
+        bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
+        bench.wait(|| bench.view.get().0 == Role::Out);
+        let trouble = bench.view.get().1.expect("it says why");
+        assert!(trouble.contains("has our identity provisioner.example.net"), "{trouble}");
+
+        bench.say(&Heartbeat { leaving: true, ..older });
+        bench.discover.recv_timeout(SOON).expect("it leads again");
+        assert_eq!(bench.view.get(), (Role::Leader, None));
+    }
+
+    #[test]
+    fn whoever_shares_its_nodes_with_others_is_answered_by_the_leader() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let before = bench.said(|beat| beat.role == peer::Role::Leader);
+        bench.say(&beat(1, "active", peer::Role::Active));
+        bench.wait(|| bench.said(|beat| beat.role == peer::Role::Leader) > before);
+        assert!(bench.gate.begin().is_ok());
     }
 }

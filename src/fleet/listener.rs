@@ -153,6 +153,7 @@ impl Listener {
             // If that is full, the registry still knows that an answer from before is of no use.
             Sighted::AskAgain(key) => drop(self.again.try_send(key)),
             Sighted::Denied => self.buffer.ignored("denied"),
+            Sighted::Others => self.buffer.ignored("others"),
             Sighted::Known | Sighted::NotDue | Sighted::QueueFull => {}
         }
     }

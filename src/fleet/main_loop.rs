@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
 use crate::clock::unix_time;
 use crate::errors::chain;
 use crate::fleet::Shared;
-use crate::fleet::cluster::Candidate;
+use crate::fleet::cluster::Member;
 use crate::fleet::current::Current;
 use crate::fleet::links::Links;
 use crate::fleet::threads::Threads;
@@ -170,18 +170,21 @@ impl MainLoop {
             let closed = reasons.contains(&reason);
             self.metrics.gate_closed.with_label_values(&[reason.label()]).set(i64::from(closed));
         }
-        // The original knew these two only.
-        let paused = reasons.iter().any(|r| matches!(r, Reason::Operator | Reason::Standby));
+        // The original knew but operators and elections. Whoever listens waits for others, too.
+        let is_pause = |reason: &Reason| {
+            matches!(reason, Reason::Operator | Reason::Standby | Reason::Listening)
+        };
+        let paused = reasons.iter().any(is_pause);
         self.metrics.paused.set(i64::from(paused));
     }
 
-    /// Lets running nodes finish, within `drain_timeout`, hands leadership over and closes the connection.
+    /// Lets running nodes finish, within `drain_timeout`, hands leadership or our share over and closes the connection.
     pub fn stop(
         &mut self,
         signals: &Signals,
         log: &Log,
         mut threads: Threads,
-        candidate: Option<Candidate>,
+        member: Option<Member>,
         connection: &Connection,
     ) {
         let drain_timeout = self.current.config().drain_timeout;
@@ -192,7 +195,7 @@ impl MainLoop {
         log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
         let late = at(Instant::now() + drain_timeout);
         let mut end = self.attend(signals, log, &threads.ended(), &late);
-        let election = candidate.map(|Candidate { busy, mut thread }| {
+        let last = member.map(|Member { busy, mut thread }| {
             drop(busy);
             if end == End::Over {
                 end = self.attend(signals, log, &thread.ended(), &late);
@@ -210,8 +213,8 @@ impl MainLoop {
         self.gate.abort();
         connection.abort();
         threads.join();
-        if let Some(election) = election {
-            election.join();
+        if let Some(last) = last {
+            last.join();
         }
         connection.join();
     }

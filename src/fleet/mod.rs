@@ -12,11 +12,11 @@
 //! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
 //! | `audit` (`ops::audit`) | outcomes to write down | `finisher` has ended and all is written |
 //! | `finisher` | outcomes, a tick | prober and workers have ended |
-//! | `election`, if there is one | answers, changes of the gate, offers, a timer | drain, after all the above |
+//! | `election` or `peers`, unless we are alone | answers, what peers say, changes of the gate, a timer | drain, after all the above |
 //! | monitor (`ops::http`), `admin` and its clients (`ops::socket`) | requests, commands | all others have ended |
 //!
 //! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
-//! finish; when the last outcome is written leadership is handed over, and the connection drains and closes. *Abort*, a second signal or
+//! finish; when the last outcome is written leadership is handed over, or our share left to the others, and the connection drains and closes. *Abort*, a second signal or
 //! `drain_timeout`, closes the connection at once and ends every wait; a node stops before its next step. A panic
 //! anywhere ends the process: half a daemon is worse than none.
 
@@ -30,6 +30,7 @@ pub mod keychain;
 mod links;
 pub mod listener;
 mod main_loop;
+pub mod peers;
 mod pipeline;
 pub mod prober;
 pub mod registry;
@@ -38,6 +39,7 @@ pub mod roster;
 pub mod seldom;
 #[cfg(test)]
 mod simulation;
+pub mod standing;
 mod surfaces;
 mod threads;
 mod tokens;
@@ -198,15 +200,15 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         let started = started.map_err(|error| RunError::Thread { name: "audit", error })?;
         shared.audit.replace(Some(started));
     }
-    let Cluster { candidate, election } = Cluster::join(&shared, &queues)?;
+    let Cluster { member, views } = Cluster::join(&shared, &queues)?;
     let pipeline = Pipeline::start(&shared, queues, triggered)?;
     let reloading = Reloading::start(&shared, source, &log, signals.hangup.clone())?;
-    let observer = surfaces::observer(&shared, &pipeline, election.clone(), version);
-    let surfaces = Surfaces::serve(&shared, &observer, election, &reloading, monitor, admin)?;
+    let observer = surfaces::observer(&shared, &pipeline, views.clone(), version);
+    let surfaces = Surfaces::serve(&shared, &observer, views.election, &reloading, monitor, admin)?;
 
     let mut main = MainLoop::new(&shared, version);
     main.serve(&signals, &log);
-    main.stop(&signals, &log, pipeline.threads, candidate, &shared.access.connection);
+    main.stop(&signals, &log, pipeline.threads, member, &shared.access.connection);
     reloading.stop(&signals.abort);
     shared.audit.replace(None);
     shared.current.context().helper.stop(&signals.abort);

@@ -238,7 +238,7 @@ impl Prober {
     /// Takes a node from a queue.
     fn take_up(&mut self, key: &Key) {
         self.core.turn_taken();
-        if !self.setup.roster.registry().is_current(key) {
+        if !self.setup.roster.is_wanted(key) {
             return;
         }
         let now = Instant::now();
@@ -310,7 +310,7 @@ impl Prober {
             let permit = self.setup.workers.permit(deadline)?;
             let taken = self.core.take(now)?;
             let key = taken.key;
-            let Some(entry) = self.setup.roster.registry().take(&key, now) else { continue };
+            let Some(entry) = self.setup.roster.take(&key, now) else { continue };
             self.setup.rate.spend(now);
             self.setup.metrics.queue_wait_seconds.observe(entry.queued_for.as_secs_f64());
             // What it said before it announced itself again says nothing about it now.

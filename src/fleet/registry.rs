@@ -117,6 +117,8 @@ pub enum Sighted {
     AskAgain(Key),
     /// An operator wants it left alone.
     Denied,
+    /// Another instance provisions it.
+    Others,
 }
 
 /// A node taken from a queue.
@@ -421,6 +423,15 @@ impl Registry {
     /// Whether `key` names a queued or running node as it is now.
     pub fn is_current(&self, key: &Key) -> bool {
         self.current(key).is_some()
+    }
+
+    /// A node turned out to be another instance's: it is forgotten if it was to be begun. One in a worker is finished, and
+    /// one that settles was ours a moment ago and may be again.
+    pub fn disown(&mut self, identity: &Identity) {
+        let state = self.entries.get(identity).map(|entry| entry.state);
+        if let Some(State::Queued { .. } | State::Waiting { .. }) = state {
+            self.leave(identity);
+        }
     }
 
     /// An attempt, or the probe before it, ended. `just_reconnected` excuses a node that is out of reach; `gate_lost`,
@@ -2067,6 +2078,7 @@ mod tests {
             Sighted::NotDue => "not due",
             Sighted::QueueFull => "queue full",
             Sighted::Denied => "denied",
+            Sighted::Others => "others",
             Sighted::AskAgain(key) => {
                 assert_eq!(key, world.key());
                 "ask again"

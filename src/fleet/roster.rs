@@ -1,6 +1,6 @@
-//! The registry behind its lock, with the queues it fills: where every sighting goes.
+//! The registry behind its lock, with the queues it fills: where every sighting goes, and every node is taken from.
 //!
-//! Nothing blocks here: a full queue refuses, is counted, and the node is seen again by a later discovery.
+//! Where several provision side by side both are asked whose the node is. Nothing blocks here: a full queue refuses, is counted, and the node is seen again by a later discovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::fleet::registry::{Key, Kind, Limits, Queue, Registry, Returned, Sighted, Sighting};
+use crate::fleet::peers::shares::Shares;
+use crate::fleet::registry::{
+    Key, Kind, Limits, Queue, Registry, Returned, Sighted, Sighting, Taken,
+};
 use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
@@ -22,6 +25,7 @@ const FULL_LOG: Duration = Duration::from_secs(1);
 /// Shared by all threads that see nodes or end their attempts.
 pub struct Roster {
     registry: Mutex<Registry>,
+    shares: Shares,
     first: Sender<Key>,
     retry: Sender<Key>,
     queue_max: usize,
@@ -57,13 +61,17 @@ impl Roster {
         let (retry, retry_out) = unbounded();
         let registry = Mutex::new(Registry::new(limits));
         let full = Mutex::new(Seldom::every(FULL_LOG));
-        let roster = Roster { registry, first, retry, queue_max, full, metrics };
+        let shares = Shares::default();
+        let roster = Roster { registry, shares, first, retry, queue_max, full, metrics };
         (roster, Queues { first: first_out, retry: retry_out })
     }
 
     /// A node was noticed.
     pub fn sight(&self, identity: &Identity, what: Sighting<'_>) -> Sighted {
         let now = Instant::now();
+        if !self.is_ours(identity) {
+            return Sighted::Others;
+        }
         let sighted = self.change(|registry, push| registry.sight(identity, what, now, push));
         match &sighted {
             Sighted::Queued(_) => {
@@ -76,9 +84,37 @@ impl Roster {
                         "Adding {identity} to the work queue failed with {len} / {max} entries");
                 }
             }
-            Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) | Sighted::Denied => {}
+            Sighted::Known
+            | Sighted::NotDue
+            | Sighted::AskAgain(_)
+            | Sighted::Denied
+            | Sighted::Others => {}
         }
         sighted
+    }
+
+    /// Whether `key` still stands for a node to be begun.
+    pub fn is_wanted(&self, key: &Key) -> bool {
+        self.is_ours(&key.identity) && self.registry.lock().is_current(key)
+    }
+
+    /// A worker takes a queued node; nothing if the key's time has passed.
+    pub fn take(&self, key: &Key, now: Instant) -> Option<Taken> {
+        if self.is_ours(&key.identity) { self.registry.lock().take(key, now) } else { None }
+    }
+
+    /// Who provisions which node, if we are not alone.
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// Asks whose a node is, and forgets one that is another's.
+    fn is_ours(&self, identity: &Identity) -> bool {
+        let is_ours = self.shares.is_ours(identity);
+        if !is_ours {
+            self.registry.lock().disown(identity);
+        }
+        is_ours
     }
 
     /// An operator wants every node tried that waits.
@@ -98,7 +134,11 @@ impl Roster {
                 match self.sight(identity, Sighting::Operator) {
                     Sighted::Queued(_) => queued += 1,
                     Sighted::QueueFull => is_full = true,
-                    Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) | Sighted::Denied => {}
+                    Sighted::Known
+                    | Sighted::NotDue
+                    | Sighted::AskAgain(_)
+                    | Sighted::Denied
+                    | Sighted::Others => {}
                 }
                 if is_full {
                     self.registry().make_due(started);
@@ -182,6 +222,8 @@ pub fn gauge(len: usize) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::peers::shares::Owners;
+    use crate::fleet::peers::table::testing::sender;
     use crate::node::{Outcome, Report};
 
     #[test]
@@ -196,6 +238,45 @@ mod tests {
         assert!(queues.first.is_empty() && queues.retry.is_empty());
         assert!(matches!(sight("n1"), Sighted::Queued(_)));
         assert_eq!(queues.first.len(), 1);
+    }
+
+    #[test]
+    fn anothers_node_is_neither_queued_nor_taken_and_is_forgotten() {
+        let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
+        let (roster, queues) = Roster::new(limits, 100, Metrics::new("test"));
+        let (us, them) = (sender("us"), sender("them"));
+        let ours = Owners::new(&us, [&them]);
+        let (mut mine, mut theirs) = (0..100)
+            .map(|n| Identity::parse(&format!("n{n}.example.net")).unwrap())
+            .partition::<Vec<_>, _>(|node| ours.is_ours(node));
+        let (mine, theirs) = (mine.pop().unwrap(), theirs.pop().unwrap());
+        let sight = |node| roster.sight(node, Sighting::Discovery);
+        let Sighted::Queued(key) = sight(&theirs) else { panic!("we are alone yet") };
+        assert!(matches!(sight(&mine), Sighted::Queued(_)));
+        assert!(roster.is_wanted(&key));
+
+        roster.shares().put(ours);
+        let now = Instant::now();
+        assert!(roster.registry().is_current(&key), "nobody has asked yet");
+        assert_eq!(roster.take(&key, now), None);
+        assert!(!roster.is_wanted(&key) && roster.registry().node(&theirs).is_none());
+        assert_eq!(sight(&theirs), Sighted::Others);
+        assert_eq!(roster.sight(&theirs, Sighting::Operator), Sighted::Others);
+        assert_eq!(queues.first.len(), 2, "what is in the queue stands for nobody");
+        assert_eq!(sight(&mine), Sighted::Known);
+
+        // One in hand is finished, and settles.
+        roster.shares().put(Owners::new(&us, []));
+        let Sighted::Queued(key) = sight(&theirs) else { panic!("it is ours again") };
+        assert!(roster.take(&key, now).is_some());
+        roster.shares().put(Owners::new(&us, [&them]));
+        assert_eq!(sight(&theirs), Sighted::Others);
+        assert!(roster.registry().is_current(&key));
+        let report =
+            Report::new(Outcome::Provisioned { configured_at: now, restarted_at: Some(now) }, "");
+        roster.change(|registry, push| registry.finish(&key, &report, now, false, false, push));
+        assert_eq!(sight(&theirs), Sighted::Others);
+        assert_eq!(roster.registry().counts().settling, 1);
     }
 
     #[test]

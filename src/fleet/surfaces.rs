@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::fleet::election::View;
+use crate::fleet::cluster::Views;
 use crate::fleet::pipeline::Pipeline;
 use crate::fleet::reload::Reloading;
-use crate::fleet::{RunError, Shared};
+use crate::fleet::{RunError, Shared, election};
 use crate::ops::command::Operator;
 use crate::ops::http::{self, Monitor};
 use crate::ops::socket::{self, Socket};
@@ -22,7 +22,7 @@ impl Surfaces {
     pub fn serve(
         shared: &Shared,
         observer: &Arc<Observer>,
-        election: Option<Arc<View>>,
+        election: Option<Arc<election::View>>,
         reloading: &Reloading,
         monitor: Option<Monitor>,
         admin: Option<Socket>,
@@ -61,7 +61,7 @@ impl Surfaces {
 pub fn observer(
     shared: &Shared,
     pipeline: &Pipeline,
-    election: Option<Arc<View>>,
+    views: Views,
     version: &'static str,
 ) -> Arc<Observer> {
     let access = &shared.access;
@@ -78,7 +78,8 @@ pub fn observer(
         metrics: shared.metrics.clone(),
         last_discovery: pipeline.last_discovery.clone(),
         uplink: access.uplink.clone(),
-        election,
+        election: views.election,
+        peers: views.peers,
         broker_error: Box::new({
             let connection = access.connection.clone();
             move || connection.last_error()

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::ops::command::{Change, Command, Reload};
-use crate::ops::status::{Listed, Nodes, Status};
+use crate::ops::status::{Listed, Nodes, Peer, Peers, Status};
 use crate::ops::text::{Number, Plain, Span};
 
 /// How long the daemon may take for an answer.
@@ -153,6 +153,13 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     }
     if let Some(error) = &broker.last_error {
         writeln!(out, "            {} ago: {}", Span(error.ago_secs), Plain(&error.text))?;
+    }
+    if let Some(Peers { part, share, others }) = &status.peers {
+        writeln!(out, "Share       {}: {:.0} %", part.words(), share * 100.0)?;
+        for Peer { identity, role, heard_secs, .. } in others {
+            let (identity, role) = (Plain(identity), Plain(role));
+            writeln!(out, "            {identity}, {role}, heard {} ago", Span(*heard_secs))?;
+        }
     }
     match discovery.last_secs {
         Some(ago) => writeln!(

@@ -18,7 +18,7 @@ use crate::fleet::reload::{ENDING, NotReloaded, Reloaded, Wish};
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
 use crate::ops::status::{Nodes, Query, Show, Status};
-use crate::protocol::Identity;
+use crate::protocol::{self, Identity};
 
 /// One command, as it is sent through the socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -198,11 +198,22 @@ impl Operator {
             Sighted::Denied => {
                 return Err(Refused(format!("{identity} is denied: allow it first")));
             }
+            Sighted::Others => return Err(self.whose(&identity)),
         };
         if change.changed {
             log::info!(component = "operator", node = identity.as_str(); "An operator wants {identity} tried");
         }
         Ok(change)
+    }
+
+    /// A node that another instance provisions.
+    fn whose(&self, identity: &Identity) -> Refused {
+        Refused(match self.roster.shares().other_owner(identity) {
+            Some(protocol::Sender { identity: other, .. }) => {
+                format!("{identity} belongs to {other}: give the command there")
+            }
+            None => format!("{identity} belonged to another instance a moment ago: try again"),
+        })
     }
 
     /// A node that needs no retry.

@@ -13,7 +13,9 @@ use base64::engine::general_purpose::STANDARD;
 use form_urlencoded::Serializer;
 use openssl::sha::sha256;
 
-use crate::ops::status::{Listed, Nodes, Outcome, Query, Sort, State, Status, Which, Worker};
+use crate::ops::status::{
+    Listed, Nodes, Outcome, Peer, Peers, Query, Sort, State, Status, Which, Worker,
+};
 use crate::ops::text::{Html, Number, Span};
 
 /// Nodes on the page unless more are asked for: what a phone shows at once.
@@ -109,7 +111,7 @@ impl Page<'_> {
             State::Provisioning if !ready => "bad",
             State::Provisioning if !problems.is_empty() => "warn",
             State::Provisioning => "ok",
-            State::Standby => "idle",
+            State::Standby | State::Listening => "idle",
             State::Paused | State::Draining => "warn",
             State::Disconnected => "bad",
         };
@@ -307,7 +309,7 @@ impl Page<'_> {
     }
 
     fn facts(&self, out: &mut String) -> fmt::Result {
-        let Status { settings, broker, discovery, helper, tokens, .. } = self.status;
+        let Status { settings, broker, peers, discovery, helper, tokens, .. } = self.status;
         let Status { denied, counts, instance, pid, .. } = self.status;
         out.write_str("<section id=\"facts\" data-live><h2>Connections</h2>\n<dl class=\"facts card\">\n<dt>Broker</dt><dd>")?;
         match &broker.server {
@@ -321,7 +323,22 @@ impl Page<'_> {
             let ago = Span(error.ago_secs);
             write!(out, "<br><small>{ago} ago: {}</small>", Html(&error.text))?;
         }
-        out.write_str("</dd>\n<dt>Discovery</dt><dd>")?;
+        out.write_str("</dd>\n")?;
+        if let Some(Peers { part, share, others }) = peers {
+            write!(out, "<dt>Share</dt><dd>{}: {:.0} %", part.words(), share * 100.0)?;
+            for Peer { identity, instance, role, heard_secs, .. } in others {
+                write!(
+                    out,
+                    "<br>{} <small>{}, heard {} ago, instance {}</small>",
+                    Html(identity),
+                    Html(role),
+                    Span(*heard_secs),
+                    Html(instance)
+                )?;
+            }
+            out.write_str("</dd>\n")?;
+        }
+        out.write_str("<dt>Discovery</dt><dd>")?;
         match discovery.last_secs {
             Some(ago) => write!(out, "{} ago, {} nodes answered", Span(ago), discovery.replies)?,
             None => out.write_str("none has succeeded yet")?,
@@ -494,13 +511,14 @@ mod tests {
         replace_texts(&mut document, nasty);
         document["state"] = "provisioning".into();
         document["election"] = "off".into();
+        document["peers"]["part"] = "acting".into();
         let status: Status = serde_json::from_value(document).unwrap();
         let mut node = testing::stuck(nasty, nasty);
         node.state = nasty.into();
         let query = Query { name: nasty.into(), ..query("") };
         let text = page(&status, &query, vec![node]);
         let escaped = "&quot;&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;amp;";
-        assert_eq!(text.matches(escaped).count(), 22, "each where it is shown, the identity twice");
+        assert_eq!(text.matches(escaped).count(), 25, "each where it is shown, the identity twice");
         assert_eq!(text.matches("<script>").count(), 1, "ours");
         assert!(!text.contains("alert('"));
     }

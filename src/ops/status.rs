@@ -12,14 +12,15 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::unix_time;
+use crate::clock::{BootTime, unix_time};
 use crate::fleet::current::Current;
 use crate::fleet::discoverer::LastSuccess;
-use crate::fleet::election::View;
 use crate::fleet::election::core::Role;
+use crate::fleet::peers::core::Part;
 use crate::fleet::registry::{Kind, Node, NodeState};
 use crate::fleet::roster::Roster;
 use crate::fleet::worker::desks::{Desk, Desks};
+use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::ops::history::{Ended, History};
@@ -78,8 +79,10 @@ pub struct Status {
     pub settings: Settings,
     /// The connection.
     pub broker: Broker,
-    /// Who provisions, if there are several of us.
+    /// Who provisions, if one of several is elected.
     pub election: Election,
+    /// Who else provisions, if several share the nodes.
+    pub peers: Option<Peers>,
     /// How the fleet is asked who is there.
     pub discovery: Discovery,
     /// How many nodes are where.
@@ -112,6 +115,8 @@ pub enum State {
     Paused,
     /// Another instance provisions.
     Standby,
+    /// We listen for others before we act.
+    Listening,
     /// There is no connection to a broker.
     Disconnected,
     /// The process is ending.
@@ -120,7 +125,13 @@ pub enum State {
 
 impl State {
     fn of(closed: &[(Reason, Instant)]) -> (State, Option<Instant>) {
-        let order = [Reason::Draining, Reason::Operator, Reason::Disconnected, Reason::Standby];
+        let order = [
+            Reason::Draining,
+            Reason::Operator,
+            Reason::Disconnected,
+            Reason::Standby,
+            Reason::Listening,
+        ];
         let first = order.iter().find_map(|wanted| closed.iter().find(|(why, _)| why == wanted));
         match first {
             None => (State::Provisioning, None),
@@ -130,6 +141,7 @@ impl State {
                     Reason::Operator => State::Paused,
                     Reason::Disconnected => State::Disconnected,
                     Reason::Standby => State::Standby,
+                    Reason::Listening => State::Listening,
                 };
                 (state, Some(*since))
             }
@@ -142,6 +154,7 @@ impl State {
             State::Provisioning => "provisioning",
             State::Paused => "paused by an operator",
             State::Standby => "standing by",
+            State::Listening => "listening for other instances",
             State::Disconnected => "not connected",
             State::Draining => "shutting down",
         }
@@ -190,7 +203,7 @@ pub struct Past {
     pub ago_secs: f64,
 }
 
-/// Who provisions, if there are several of us.
+/// Who provisions, if one of several is elected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Election {
@@ -218,6 +231,69 @@ impl From<Role> for Election {
             Role::Out => Election::Out,
         }
     }
+}
+
+/// Who else provisions, if several share the nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Peers {
+    /// Our own part.
+    pub part: Sharing,
+    /// Our part of the nodes, from 0 to 1.
+    pub share: f64,
+    /// All that were heard a short while ago, whatever their role.
+    pub others: Vec<Peer>,
+}
+
+/// The part of one that shares the nodes with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// It listens before it acts.
+    Listening,
+    /// It provisions its share.
+    Acting,
+    /// Another provisions in its place.
+    StandingBy,
+    /// It has left its share to the others.
+    Out,
+}
+
+impl Sharing {
+    /// For people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Sharing::Listening => "listening for others",
+            Sharing::Acting => "provisioning its share",
+            Sharing::StandingBy => "standing by",
+            Sharing::Out => "has left its share to the others",
+        }
+    }
+}
+
+impl From<Part> for Sharing {
+    fn from(part: Part) -> Sharing {
+        match part {
+            Part::Listening => Sharing::Listening,
+            Part::Acting => Sharing::Acting,
+            Part::StandingBy => Sharing::StandingBy,
+            Part::Out => Sharing::Out,
+        }
+    }
+}
+
+/// Another instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Which process it is.
+    pub instance: String,
+    /// Its name to nodes.
+    pub identity: String,
+    /// Its caller id.
+    pub caller: String,
+    /// `active`, `leader` or `candidate`.
+    pub role: String,
+    /// How long ago it was last heard.
+    pub heard_secs: f64,
 }
 
 /// How the fleet is asked who is there.
@@ -583,7 +659,9 @@ pub struct Sources {
     /// The broker we are connected to.
     pub uplink: Arc<Uplink>,
     /// Who leads, if that is decided by an election.
-    pub election: Option<Arc<View>>,
+    pub election: Option<Arc<election::View>>,
+    /// Who shares the nodes with us, if that is how it is done.
+    pub peers: Option<Arc<peers::View>>,
     /// The broker's last error.
     pub broker_error: Box<dyn Fn() -> Option<BrokerError> + Send + Sync>,
 }
@@ -710,6 +788,7 @@ impl Show for Observer {
                 None => Election::Off,
                 Some(view) => view.get().0.into(),
             },
+            peers: self.sources.peers.as_ref().map(|view| sharing(view.get())),
             discovery: self.discovery(),
             counts,
             rates: [1, 5, 15].map(|minutes| rate(history, minutes, now)).to_vec(),
@@ -759,7 +838,7 @@ impl Show for Observer {
     }
 
     fn readiness(&self) -> Readiness {
-        let Sources { gate, history, current, last_discovery, election, .. } = &self.sources;
+        let Sources { gate, history, current, last_discovery, election, peers, .. } = &self.sources;
         let closed = gate.reasons();
         let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
         let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
@@ -775,6 +854,9 @@ impl Show for Observer {
             // A leader goes on for as long as its lease, whatever else is wrong.
             ready &= role != Role::SettingUp;
             reasons.push(format!("election: {why}"));
+        }
+        if let Some(why) = peers.as_ref().and_then(|view| view.get().trouble) {
+            reasons.push(format!("peers: {why}"));
         }
         // A shorter interval is none that was missed.
         let age = last_discovery.age().min(current.age());
@@ -827,6 +909,19 @@ fn rate(history: &History, minutes: u32, now: Instant) -> RateOver {
     }
 }
 
+fn sharing(peers::Shown { part, sharers, peers, .. }: peers::Shown) -> Peers {
+    let now = BootTime::now();
+    let others = peers.into_iter().map(|peer| Peer {
+        instance: peer.instance.to_string(),
+        identity: peer.sender.identity.to_string(),
+        caller: peer.sender.caller,
+        role: peer.role.word().to_owned(),
+        heard_secs: secs(now.since(peer.heard)),
+    });
+    let share = sharers.map_or(0.0, |sharers| 1.0 / sharers as f64);
+    Peers { part: part.into(), share, others: others.collect() }
+}
+
 fn worker(desk: &Desk, now: Instant) -> Worker {
     let step = desk.progress.step();
     Worker {
@@ -870,7 +965,6 @@ fn count(gauge: i64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::BootTime;
     use crate::fleet::registry::{Limits, Sighted, Sighting};
     use crate::fleet::roster::Queues;
     use crate::node::{Outcome as Ending, Report};
@@ -908,6 +1002,7 @@ mod tests {
                 last_discovery: Arc::new(LastSuccess::new()),
                 uplink: Arc::new(Uplink::new()),
                 election: None,
+                peers: None,
                 broker_error,
             });
             Bench { observer, error, _queues: queues }
@@ -1158,6 +1253,17 @@ pub mod testing {
                 last_error: Some(past("connection reset")),
             },
             election: Election::Off,
+            peers: Some(Peers {
+                part: Sharing::Acting,
+                share: 0.5,
+                others: vec![Peer {
+                    instance: "other".into(),
+                    identity: "other.example.net".into(),
+                    caller: "choria=other".into(),
+                    role: "active".into(),
+                    heard_secs: 1.5,
+                }],
+            }),
             discovery: Discovery {
                 last_secs: Some(12.0),
                 replies: 40,

@@ -95,6 +95,11 @@ impl Member {
         String::from_utf8(answer).expect("JSON is text")
     }
 
+    /// Says something.
+    pub fn publish(&self, subject: &Subject, payload: &[u8]) {
+        self.0.publish(&Publish::new(subject, payload)).expect("the broker is there");
+    }
+
     /// What is sent to these subjects from now on, while the first value lives.
     pub fn watch(&self, pattern: &str) -> (Subscription, Receiver<Heard>) {
         let (sender, messages) = unbounded();

@@ -376,6 +376,7 @@ impl Process {
             Sighted::NotDue => scene.note("not due"),
             Sighted::QueueFull => scene.note("queue full"),
             Sighted::Denied => scene.note("denied"),
+            Sighted::Others => scene.note("another's"),
             Sighted::AskAgain(key) => {
                 scene.note("ask again");
                 if self.again.len() < AGAIN_MAX {
