@@ -149,6 +149,7 @@ fn instructions(arguments: &Arguments, helper: &str, nodes: usize) -> Result<u64
         counted: true,
         pki: false,
         network: None,
+        candidate: None,
         monitor_port: None,
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
@@ -612,6 +613,7 @@ impl Launch<'_> {
             counted: false,
             pki: false,
             network,
+            candidate: None,
             monitor_port: None,
         };
         settings.start(program, folder, broker)

@@ -139,6 +139,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         counted: false,
         pki: arguments.pki,
         network: network.as_ref(),
+        candidate: None,
         monitor_port: None,
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;

@@ -7,8 +7,6 @@ mod fleet;
 #[path = "rig.rs"]
 mod rig;
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::{self, JoinHandle};
@@ -20,7 +18,8 @@ use fleet::crowd::Crowd;
 use fleet::fault::Fault;
 use fleet::{Action, Fleet, Token};
 use rig::{
-    Broker, Folder, LISTENS, Process, Settings, first_discovery, interrupted, median, say, text,
+    Broker, Folder, LISTENS, Process, SCRAPE_MAX, Settings, first_discovery, free_port,
+    interrupted, median, say, scrape, text,
 };
 
 /// Measures how much slower good nodes are provisioned when broken ones are among them, or the monitor port is crowded.
@@ -116,9 +115,6 @@ fn scenarios() -> [Scenario; 5] {
         },
     ]
 }
-
-/// The longest a scrape may take, whatever happens.
-const SCRAPE_MAX: Duration = Duration::from_secs(2);
 
 /// The time from one scrape to the next.
 const SCRAPE_PAUSE: Duration = Duration::from_millis(200);
@@ -219,6 +215,7 @@ fn run(arguments: &Arguments, scenario: &Scenario, has_trouble: bool) -> Result<
         counted: false,
         pki: false,
         network: None,
+        candidate: None,
         monitor_port: Some(monitor_port),
     };
     let daemon = settings.start(&arguments.daemon, &folder, &broker)?;
@@ -291,21 +288,6 @@ impl Scraper {
         drop(self.stop);
         self.thread.join().unwrap_or(Duration::MAX)
     }
-}
-
-fn scrape(port: u16) -> io::Result<()> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(SCRAPE_MAX))?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(io::ErrorKind::Other.into()) }
-}
-
-/// A port that nobody has, for the moment.
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(text)?;
-    Ok(listener.local_addr().map_err(text)?.port())
 }
 
 fn wait(

@@ -5,7 +5,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::fleet::Fleet;
 use crate::fleet::network::{CERTNAME, Network};
+use crate::fleet::streams::PASSWORD;
 
 /// How long a process may take to end after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
@@ -108,6 +110,12 @@ impl Process {
         self.child.lock().id()
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), String> {
+        let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.ok_or("a process has a number")?, signal).map_err(text)
+    }
+
     /// Asks the process to end, and ends it if it does not.
     pub fn stop(&self) {
         let mut child = self.child.lock();
@@ -188,18 +196,37 @@ pub struct Broker {
 impl Broker {
     /// Starts one and waits until it listens. `NATS_SERVER` names another program.
     pub fn start(folder: &Folder) -> Result<Broker, String> {
-        Broker::with(folder, &[])
+        Broker::with(folder, &[], -1)
     }
 
     /// Starts one with the configuration file at `config`.
     pub fn configured(folder: &Folder, config: &Path) -> Result<Broker, String> {
-        Broker::with(folder, &[Path::new("--config"), config])
+        Broker::with(folder, &[Path::new("--config"), config], -1)
     }
 
-    fn with(folder: &Folder, arguments: &[&Path]) -> Result<Broker, String> {
+    /// Kills it, as a power cut would, and starts it again on its port.
+    pub fn restart(&mut self, folder: &Folder, config: &Path) -> Result<(), String> {
+        let port = self.url.rsplit(':').next().and_then(|port| port.parse().ok());
+        self.process.signal(Signal::KILL)?;
+        while self.process.is_running() {
+            std::thread::sleep(REFRESH);
+        }
+        for entry in fs::read_dir(&folder.path).map_err(text)?.filter_map(Result::ok) {
+            if entry.path().extension().is_some_and(|ending| ending == "ports") {
+                fs::remove_file(entry.path()).map_err(text)?;
+            }
+        }
+        let config = [Path::new("--config"), config];
+        *self = Broker::with(folder, &config, port.ok_or("a broker has a port")?)?;
+        Ok(())
+    }
+
+    /// On `port`, or a free one if that is -1.
+    fn with(folder: &Folder, arguments: &[&Path], port: i32) -> Result<Broker, String> {
         let program = std::env::var("NATS_SERVER").unwrap_or_else(|_| "nats-server".to_owned());
         let mut command = Command::new(program);
-        command.args(["--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir"]).arg(&folder.path);
+        command.args(["--addr", "127.0.0.1", "--port", &port.to_string()]);
+        command.arg("--ports_file_dir").arg(&folder.path);
         command.args(arguments);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::start(&mut command)?;
@@ -248,6 +275,8 @@ pub struct Settings<'a> {
     pub pki: bool,
     /// How the network is secured, if it is.
     pub network: Option<&'a Network>,
+    /// Its identity among several, if one of them is elected.
+    pub candidate: Option<&'a str>,
     /// The port of its metrics, if it has one.
     pub monitor_port: Option<u16>,
 }
@@ -295,9 +324,14 @@ impl Settings<'_> {
         if let Some(port) = self.monitor_port {
             set("monitor_port", &port);
         }
+        if self.candidate.is_some() {
+            set("leader_election", &true);
+            set("broker_provisioning_password", &PASSWORD);
+        }
+        let identity = self.candidate.unwrap_or(CERTNAME);
         let settings = folder.write("choria-provisioner.yaml", &yaml)?;
         let mut client =
-            format!("identity = {CERTNAME}\nplugin.choria.middleware_hosts = {}\n", broker.url);
+            format!("identity = {identity}\nplugin.choria.middleware_hosts = {}\n", broker.url);
         for (key, value) in self.network.iter().flat_map(|network| network.client_settings()) {
             let _ = writeln!(client, "{key} = {value}");
         }
@@ -313,10 +347,29 @@ impl Settings<'_> {
             Command::new(program)
         };
         // The caller must be the one in the certificate, whoever runs this.
-        command.env("MCOLLECTIVE_CERTNAME", CERTNAME);
+        command.env("MCOLLECTIVE_CERTNAME", identity);
         command.arg("run").arg("--config").arg(settings).arg("--choria-config").arg(client);
         Process::start(&mut command)
     }
+}
+
+/// The longest a scrape may take, whatever happens.
+pub const SCRAPE_MAX: Duration = Duration::from_secs(2);
+
+/// The metrics of the daemon that has them on this port.
+pub fn scrape(port: u16) -> io::Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(SCRAPE_MAX))?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    if answer.starts_with("HTTP/1.1 200 ") { Ok(answer) } else { Err(io::ErrorKind::Other.into()) }
+}
+
+/// A port that nobody has, for the moment.
+pub fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(text)?;
+    Ok(listener.local_addr().map_err(text)?.port())
 }
 
 /// One line on standard output; nobody reading it is no reason to stop.
