@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 
+use crate::clock::unix_time;
 use crate::fleet::registry::{Key, Sighted, Sighting};
 use crate::fleet::roster::Roster;
 use crate::fleet::seldom::Seldom;
+use crate::fleet::skew::Skew;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
@@ -33,17 +35,29 @@ const IDENTITY_CHARS_SHOWN: usize = 100;
 /// How often a bad event is logged, at most.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
+/// What the listener works with.
+pub struct Setup {
+    /// What we know of the nodes.
+    pub roster: Arc<Roster>,
+    /// Asked before each event.
+    pub gate: Arc<Gate>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Takes the nodes that started anew while an answer of theirs is held.
+    pub again: Sender<Key>,
+    /// Takes what they say of the time.
+    pub skew: Arc<Skew>,
+    /// Ends the thread.
+    pub stop: Receiver<Never>,
+}
+
 /// The thread; reads events in their order.
 pub struct Listener {
     buffer: Arc<Buffer>,
     events: Receiver<Vec<u8>>,
     /// Ends with the thread.
     subscription: Subscription,
-    roster: Arc<Roster>,
-    gate: Arc<Gate>,
-    metrics: Arc<Metrics>,
-    again: Sender<Key>,
-    stop: Receiver<Never>,
+    setup: Setup,
     bad: Seldom,
     paused: bool,
 }
@@ -78,35 +92,25 @@ impl Buffer {
 }
 
 impl Listener {
-    /// Subscribes. `again` takes the nodes that started anew while an answer of theirs is held; the thread ends when
-    /// `stop` disconnects.
-    pub fn subscribe(
-        transport: &dyn Transport,
-        pattern: &Pattern,
-        roster: Arc<Roster>,
-        gate: Arc<Gate>,
-        metrics: Arc<Metrics>,
-        again: Sender<Key>,
-        stop: Receiver<Never>,
-    ) -> Listener {
+    /// Subscribes.
+    pub fn subscribe(transport: &dyn Transport, pattern: &Pattern, setup: Setup) -> Listener {
         let (sender, events) = unbounded();
-        let bytes = AtomicUsize::new(0);
-        let buffer = Arc::new(Buffer { events: sender, bytes, metrics: metrics.clone() });
+        let (bytes, metrics) = (AtomicUsize::new(0), setup.metrics.clone());
+        let buffer = Arc::new(Buffer { events: sender, bytes, metrics });
         let handler: Handler = {
             let buffer = buffer.clone();
             Arc::new(move |message: Message| buffer.push(message.payload))
         };
         let subscription = transport.subscribe(pattern, handler);
         let bad = Seldom::every(LOG_EVERY);
-        let paused = false;
-        Listener { buffer, events, subscription, roster, gate, metrics, again, stop, bad, paused }
+        Listener { buffer, events, subscription, setup, bad, paused: false }
     }
 
     /// Runs until it is told to stop.
     pub fn run(mut self) {
         loop {
             select_biased! {
-                recv(self.stop) -> _ => break,
+                recv(self.setup.stop) -> _ => break,
                 recv(self.events) -> event => match event {
                     Ok(payload) => {
                         self.buffer.bytes.fetch_sub(payload.len(), Ordering::Relaxed);
@@ -121,7 +125,7 @@ impl Listener {
 
     fn hear(&mut self, payload: &[u8]) {
         // A standby would fill its queue with nodes that the leader provisions.
-        if self.gate.begin().is_err() {
+        if self.setup.gate.begin().is_err() {
             if !self.paused {
                 log::warn!(component = "events"; "Skipping event processing while paused");
             }
@@ -142,16 +146,20 @@ impl Listener {
         let identity = match Identity::parse(&event.identity) {
             Ok(identity) => identity,
             Err(error) => {
-                self.metrics.invalid_identities.inc();
+                self.setup.metrics.invalid_identities.inc();
                 let named = excerpt(&event.identity, IDENTITY_CHARS_SHOWN);
                 self.complain("identity", &format_args!("event of \"{named}\": {error}"));
                 return;
             }
         };
-        match self.roster.sight(&identity, Sighting::Event { id: &event.id }) {
-            Sighted::Queued(_) => self.metrics.event_discovered.inc(),
+        // One that tells no time has none.
+        if event.timestamp > 0 {
+            self.setup.skew.note(&identity, event.timestamp, unix_time());
+        }
+        match self.setup.roster.sight(&identity, Sighting::Event { id: &event.id }) {
+            Sighted::Queued(_) => self.setup.metrics.event_discovered.inc(),
             // If that is full, the registry still knows that an answer from before is of no use.
-            Sighted::AskAgain(key) => drop(self.again.try_send(key)),
+            Sighted::AskAgain(key) => drop(self.setup.again.try_send(key)),
             Sighted::Denied => self.buffer.ignored("denied"),
             Sighted::Others => self.buffer.ignored("others"),
             Sighted::Known | Sighted::NotDue | Sighted::QueueFull => {}
@@ -205,11 +213,14 @@ mod tests {
             let listener = Listener::subscribe(
                 transport.as_ref(),
                 &startup_events("provision_mode_server").unwrap(),
-                Arc::new(roster),
-                gate.clone(),
-                metrics.clone(),
-                again_tx,
-                stopped,
+                Setup {
+                    roster: Arc::new(roster),
+                    gate: gate.clone(),
+                    metrics: metrics.clone(),
+                    again: again_tx,
+                    skew: Skew::new(60),
+                    stop: stopped,
+                },
             );
             let stop = Some(stop);
             Bench { transport, listener, queues, again, metrics, gate, stop }

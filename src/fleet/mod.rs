@@ -39,6 +39,7 @@ pub mod roster;
 pub mod seldom;
 #[cfg(test)]
 mod simulation;
+pub mod skew;
 pub mod standing;
 mod surfaces;
 mod threads;

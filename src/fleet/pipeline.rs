@@ -8,10 +8,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::fleet::discoverer::{self, Discoverer, LastSuccess};
 use crate::fleet::finisher::{Done, Finisher};
-use crate::fleet::listener::Listener;
+use crate::fleet::listener::{self, Listener};
 use crate::fleet::prober::{self, Prober};
 use crate::fleet::registry::Key;
 use crate::fleet::roster::Queues;
+use crate::fleet::skew::Skew;
 use crate::fleet::threads::Threads;
 use crate::fleet::worker::Workers;
 use crate::fleet::worker::desks::Desks;
@@ -32,6 +33,8 @@ pub struct Pipeline {
     pub history: Arc<History>,
     /// When the fleet was last asked.
     pub last_discovery: Arc<LastSuccess>,
+    /// Whether nodes say that our clock is off.
+    pub skew: Arc<Skew>,
 }
 
 impl Pipeline {
@@ -47,7 +50,8 @@ impl Pipeline {
         let history = Arc::new(History::new(Instant::now()));
         let last_discovery = Arc::new(LastSuccess::new());
 
-        let listener = listener(shared, again_tx)?;
+        let skew = Skew::new(shared.choria.ttl_secs);
+        let listener = listener(shared, again_tx, skew.clone())?;
         let discoverer = discoverer(shared, triggered, last_discovery.clone());
         let prober = prober(shared, queues, again, done_tx, desks.clone())?;
         let finisher = Finisher {
@@ -64,22 +68,22 @@ impl Pipeline {
         threads.start("discoverer", move || discoverer.run())?;
         threads.start("prober", move || prober.run())?;
         threads.start("finisher", move || finisher.run())?;
-        Ok(Pipeline { threads, desks, history, last_discovery })
+        Ok(Pipeline { threads, desks, history, last_discovery, skew })
     }
 }
 
-fn listener(shared: &Shared, again: Sender<Key>) -> Result<Listener, RunError> {
+fn listener(shared: &Shared, again: Sender<Key>, skew: Arc<Skew>) -> Result<Listener, RunError> {
     let component = &shared.current.config().lifecycle_component;
     let events = subject::startup_events(component).map_err(RunError::Component)?;
-    Ok(Listener::subscribe(
-        shared.access.transport.as_ref(),
-        &events,
-        shared.roster.clone(),
-        shared.access.gate.clone(),
-        shared.metrics.clone(),
+    let setup = listener::Setup {
+        roster: shared.roster.clone(),
+        gate: shared.access.gate.clone(),
+        metrics: shared.metrics.clone(),
         again,
-        shared.drain.clone(),
-    ))
+        skew,
+        stop: shared.drain.clone(),
+    };
+    Ok(Listener::subscribe(shared.access.transport.as_ref(), &events, setup))
 }
 
 fn discoverer(shared: &Shared, trigger: Receiver<()>, last: Arc<LastSuccess>) -> Discoverer {

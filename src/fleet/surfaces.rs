@@ -77,6 +77,7 @@ pub fn observer(
         history: pipeline.history.clone(),
         metrics: shared.metrics.clone(),
         last_discovery: pipeline.last_discovery.clone(),
+        skew: pipeline.skew.clone(),
         uplink: access.uplink.clone(),
         election: views.election,
         peers: views.peers,

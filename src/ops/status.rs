@@ -19,6 +19,7 @@ use crate::fleet::election::core::Role;
 use crate::fleet::peers::core::Part;
 use crate::fleet::registry::{Kind, Node, NodeState};
 use crate::fleet::roster::Roster;
+use crate::fleet::skew::Skew;
 use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
@@ -656,6 +657,8 @@ pub struct Sources {
     pub metrics: Arc<Metrics>,
     /// When the fleet was last asked.
     pub last_discovery: Arc<LastSuccess>,
+    /// Whether nodes say that our clock is off.
+    pub skew: Arc<Skew>,
     /// The broker we are connected to.
     pub uplink: Arc<Uplink>,
     /// Who leads, if that is decided by an election.
@@ -743,6 +746,8 @@ impl Show for Observer {
         let closed = gate.closed_since();
         let (state, since) = State::of(&closed);
         let Readiness { ready, reasons } = self.readiness();
+        // Nodes can say what they like, so it makes us no less ready.
+        let off = self.sources.skew.off().map(|off| off.to_string());
         let (counts, denied) = {
             let registry = roster.registry();
             let denied: Vec<Denied> = registry
@@ -781,7 +786,7 @@ impl Show for Observer {
                 })
                 .collect(),
             ready,
-            problems: reasons,
+            problems: reasons.into_iter().chain(off).collect(),
             settings: self.settings(now),
             broker: self.broker(now),
             election: match &self.sources.election {
@@ -1000,6 +1005,7 @@ mod tests {
                 history: Arc::new(History::new(Instant::now())),
                 metrics,
                 last_discovery: Arc::new(LastSuccess::new()),
+                skew: Skew::new(60),
                 uplink: Arc::new(Uplink::new()),
                 election: None,
                 peers: None,
