@@ -456,7 +456,6 @@ fn listen(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread::{self, JoinHandle};
     use std::time::Duration;
 
@@ -486,7 +485,7 @@ mod tests {
         view: Arc<View>,
         handed_over: Receiver<Vec<u8>>,
         _subscription: Subscription,
-        refuses: Arc<AtomicBool>,
+        refusal: Arc<Mutex<Option<Reaction>>>,
         drain: Option<Channel<Never>>,
         busy: Option<Channel<Never>>,
         _no_abort: Channel<Never>,
@@ -496,10 +495,10 @@ mod tests {
     impl Bench {
         fn start() -> Bench {
             let net = Net::new();
-            let refuses = Arc::new(AtomicBool::new(false));
+            let refusal = Arc::new(Mutex::new(None));
             net.memory.on_publish({
-                let (refuses, mut number) = (refuses.clone(), 0);
-                move |asked| serve(asked, refuses.load(Ordering::Relaxed), &mut number)
+                let (refusal, mut number) = (refusal.clone(), 0);
+                move |asked| serve(asked, refusal.lock().as_ref(), &mut number)
             });
             let gate = Arc::new(Gate::new());
             let limits = Limits::new(Duration::from_secs(60), Duration::from_secs(1800));
@@ -550,7 +549,7 @@ mod tests {
                 view,
                 handed_over,
                 _subscription: subscription,
-                refuses,
+                refusal,
                 drain: Some(drain),
                 busy: Some(busy),
                 _no_abort: no_abort,
@@ -610,22 +609,36 @@ mod tests {
         }
     }
 
-    fn serve(asked: &Published, refuses: bool, number: &mut u64) -> Vec<Message> {
+    /// What the broker makes of a write that it does not store.
+    #[derive(Debug, Clone, Copy)]
+    enum Reaction {
+        Says(&'static str),
+        NoResponders,
+        Silence,
+    }
+
+    const CONTENDED: &str =
+        r#"{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 7"},"seq":0}"#;
+
+    fn serve(asked: &Published, refusal: Option<&Reaction>, number: &mut u64) -> Vec<Message> {
         let answer = match asked.subject.as_str() {
             "choria.streams.STREAM.INFO.KV_CHORIA_LEADER_ELECTION" => {
                 r#"{"config":{"max_age":10000000000,"max_msgs_per_subject":1}}"#.to_owned()
             }
-            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner" if refuses => {
-                r#"{"error":{"code":400,"err_code":10071,"description":"no"},"seq":0}"#.to_owned()
-            }
-            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner" => {
-                *number += 1;
-                format!(r#"{{"stream":"KV_CHORIA_LEADER_ELECTION","seq":{number}}}"#)
-            }
+            "choria.streams.$KV.CHORIA_LEADER_ELECTION.provisioner" => match refusal {
+                Some(Reaction::Silence) => return Vec::new(),
+                Some(Reaction::NoResponders) => String::new(),
+                Some(Reaction::Says(answer)) => (*answer).to_owned(),
+                None => {
+                    *number += 1;
+                    format!(r#"{{"stream":"KV_CHORIA_LEADER_ELECTION","seq":{number}}}"#)
+                }
+            },
             _ => return Vec::new(),
         };
-        let reply = asked.reply.clone().expect("an answer is wanted");
-        vec![Message { subject: reply, payload: answer.into_bytes(), ..Message::default() }]
+        let subject = asked.reply.clone().expect("an answer is wanted");
+        let status = answer.is_empty().then_some(503);
+        vec![Message { subject, payload: answer.into_bytes(), status, ..Message::default() }]
     }
 
     #[derive(Deserialize)]
@@ -671,12 +684,12 @@ mod tests {
         let term = bench.gate.begin().unwrap();
 
         let changed = bench.gate.watch();
-        bench.refuses.store(true, Ordering::Relaxed);
+        *bench.refusal.lock() = Some(Reaction::Says(CONTENDED));
         changed.recv_timeout(SOON).expect("the next write is refused");
         let deadline = Instant::now() + SOON;
         assert_eq!(bench.gate.proceed(term, deadline), Err(Closed::TermEnded));
 
-        bench.refuses.store(false, Ordering::Relaxed);
+        *bench.refusal.lock() = None;
         bench.discover.recv_timeout(SOON).expect("it leads again");
         assert!(bench.queues.first.is_empty() && bench.roster.registry().node(&node).is_none());
         drop(bench.drain.take());
@@ -686,6 +699,93 @@ mod tests {
         assert!(bench.handed_over.try_recv().is_ok());
         let last = bench.net.memory.published().pop().unwrap();
         assert_eq!(last.subject, PEERS);
+    }
+
+    #[test]
+    fn a_write_that_is_not_stored_ends_acting_at_once_whatever_the_broker_says_or_does_not_say() {
+        let says = |answer| Reaction::Says(answer);
+        let (lost, lapsed) = (true, false);
+        let rows = [
+            // Another has the key: so it goes in an election, and nothing is wrong.
+            (says(CONTENDED), lost, None),
+            (
+                says(
+                    r#"{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}"#,
+                ),
+                lost,
+                None,
+            ),
+            // Anything else is.
+            (
+                says(
+                    r#"{"error":{"code":400,"err_code":10054,"description":"message size exceeds maximum allowed"}}"#,
+                ),
+                lost,
+                Some("message size exceeds maximum allowed (error 10054)"),
+            ),
+            (
+                says(r#"{"error":{"code":404,"err_code":10059,"description":"stream not found"}}"#),
+                lost,
+                Some("stream not found (error 10059)"),
+            ),
+            (
+                says(
+                    r#"{"error":{"code":503,"err_code":10039,"description":"JetStream not enabled for account"}}"#,
+                ),
+                lost,
+                Some("JetStream not enabled for account (error 10039)"),
+            ),
+            (says(r#"{"error":{"code":500}}"#), lost, Some(" (error 0)")),
+            (says(r#"{"error":{}}"#), lost, Some(" (error 0)")),
+            (
+                says(r#"{"stream":"KV_CHORIA_LEADER_ELECTION","seq":0}"#),
+                lost,
+                Some("no number (error 0)"),
+            ),
+            (says(r#"{"seq":-1}"#), lost, Some("unreadable answer: ")),
+            (says("[]"), lost, Some("unreadable answer: ")),
+            (says("+OK"), lost, Some("unreadable answer: ")),
+            (Reaction::Silence, lost, Some("the broker did not answer within 2s")),
+            // Nothing was written, so the key may be ours still: what was begun waits.
+            (
+                Reaction::NoResponders,
+                lapsed,
+                Some("no responders: the broker has no Choria Streams"),
+            ),
+        ];
+        // Each takes a leader of its own some seconds.
+        thread::scope(|scope| {
+            for (reaction, ends_term, trouble) in rows {
+                scope.spawn(move || check_not_stored(reaction, ends_term, trouble));
+            }
+        });
+    }
+
+    fn check_not_stored(reaction: Reaction, ends_term: bool, trouble: Option<&str>) {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let term = bench.gate.begin().unwrap();
+        let changed = bench.gate.watch();
+        *bench.refusal.lock() = Some(reaction);
+        changed.recv_timeout(SOON).expect("the next write is not stored");
+        assert_eq!(bench.gate.begin(), Err(vec![Reason::Standby]), "{reaction:?}");
+        let proceeds = bench.gate.proceed(term, Instant::now());
+        let expected = if ends_term { Closed::TermEnded } else { Closed::Deadline };
+        assert_eq!(proceeds, Err(expected), "{reaction:?}");
+        let shown = || bench.view.get().1;
+        match trouble {
+            None => assert_eq!(shown(), None, "{reaction:?}"),
+            Some(part) => {
+                let deadline = Instant::now() + SOON;
+                while !shown().is_some_and(|why| why.contains(part)) {
+                    assert!(Instant::now() < deadline, "{reaction:?}: {:?}", shown());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        *bench.refusal.lock() = None;
+        bench.discover.recv_timeout(SOON).expect("it is tried again, and leads");
+        assert_eq!(bench.view.get().1, None, "{reaction:?}");
     }
 
     #[test]
@@ -724,7 +824,7 @@ mod tests {
     fn only_others_offer_keys() {
         let bench = Bench::start();
         bench.discover.recv_timeout(SOON).expect("it leads");
-        bench.refuses.store(true, Ordering::Relaxed);
+        *bench.refusal.lock() = Some(Reaction::Says(CONTENDED));
         let is_candidate = || bench.view.get().0 == Role::Candidate;
         bench.wait(is_candidate);
         bench.net.memory.deliver(PEERS, peer::handover(&instance(2), 70_000));
