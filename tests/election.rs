@@ -111,6 +111,47 @@ fn a_bucket_that_comes_later_is_found_and_its_lack_shows_in_readiness() {
 }
 
 #[test]
+fn a_broker_that_forbids_the_key_is_named_in_readiness_until_it_allows_it() {
+    let mut scene = Scene::start(SHORT);
+    scene.streams.edit(|config| {
+        config.replace(
+            "{user: provisioner, ",
+            "{user: provisioner, permissions: {publish: {deny: \"choria.streams.$KV.>\"}}, ",
+        )
+    });
+    let daemon = scene.daemon("p1").start();
+    wait_until(SOON, "readiness says why", || {
+        let (status, body) = daemon.get("/readyz").unwrap();
+        status == 503 && body.contains("Permissions Violation for Publish to \"choria.streams.")
+    });
+    daemon
+        .wait_logged(SOON, &["The election can't be held", "the broker did not answer within 2s"]);
+    assert!(daemon.metric("leader") == 0.0 && daemon.metric("discover_cycles") == 0.0);
+    scene.streams.edit(str::to_owned);
+    scene.wait_leads(&daemon);
+}
+
+#[test]
+fn an_operators_pause_gives_leadership_away_and_outlives_elections_and_reconnects() {
+    let mut scene = Scene::start(SHORT);
+    let first = scene.leader("p1");
+    let mut second = scene.candidate("p2");
+    say(&first, &["pause"]);
+    scene.wait_leads(&second);
+    // The key is free again, and nobody else is there to take it.
+    assert!(second.stop().success());
+    scene.streams.broker.restart();
+    wait_until(SOON, "it is connected again", || first.metric("broker_reconnects_total") >= 1.0);
+    let third = scene.daemon("p3").start();
+    scene.wait_leads(&third);
+    assert!(first.metric("leader") == 0.0 && first.metrics().with("gate_closed", "operator") > 0.0);
+    signal(&third, Signal::KILL);
+    say(&first, &["resume"]);
+    scene.wait_leads(&first);
+    scene.fleet(5).wait_all_provisioned(within(SOON)).unwrap();
+}
+
+#[test]
 fn a_leader_keeps_its_term_while_its_broker_is_restarted() {
     let mut scene = Scene::start(LONG);
     let first = scene.leader_with("p1", |daemon| daemon.helper(SLOW_HELPER));

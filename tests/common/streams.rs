@@ -10,7 +10,7 @@ pub struct Streams {
     /// The broker.
     pub broker: NatsServer,
     member: Member,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Streams {
@@ -20,7 +20,14 @@ impl Streams {
         let config = dir.write("broker.conf", &streams::config(&dir.path().join("store")));
         let broker = NatsServer::configured(&config);
         let member = Member::of_streams(&broker.address());
-        Streams { broker, member, _dir: dir }
+        Streams { broker, member, dir }
+    }
+
+    /// Restarts the broker with its usual configuration, edited.
+    pub fn edit(&mut self, edit: impl FnOnce(&str) -> String) {
+        let config = streams::config(&self.dir.path().join("store"));
+        self.dir.write("broker.conf", &edit(&config));
+        self.broker.restart();
     }
 
     /// Makes the bucket, whose keys live for `ttl`.
