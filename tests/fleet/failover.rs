@@ -228,12 +228,12 @@ fn measure_mixed(arguments: &Arguments, other: &Path) -> Result<bool, String> {
     let ours = &arguments.daemon;
     let pairs = [("ours", "the other", ours.as_path(), other), ("the other", "ours", other, ours)];
     say(
-        "| killed | takes over | seconds to its first discovery: median | all | goal | nodes | provisioned | configured twice | load |",
+        "| killed | takes over | seconds to its first discovery: median | all | goal | nodes | provisioned | configured twice | of those that the killed one had not restarted yet | load |",
     );
-    say("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    say("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut reached = true;
     for (killed, successor, first, second) in pairs {
-        let (mut figures, mut provisioned, mut twice) = (Vec::new(), 0, Vec::new());
+        let (mut figures, mut provisioned, mut twice, mut in_hand) = (Vec::new(), 0, Vec::new(), 0);
         for _ in 0..arguments.rounds.max(1) {
             if interrupted() {
                 return Err("interrupted".to_owned());
@@ -242,6 +242,7 @@ fn measure_mixed(arguments: &Arguments, other: &Path) -> Result<bool, String> {
             figures.push(run.took);
             provisioned += run.provisioned;
             twice.extend(run.twice);
+            in_hand += run.in_hand;
         }
         let (middle, goal) = (median(&figures), arguments.ttl as f64 + 3.0);
         // What another takes is its own affair.
@@ -250,7 +251,7 @@ fn measure_mixed(arguments: &Arguments, other: &Path) -> Result<bool, String> {
         reached &= is_reached;
         let all: Vec<String> = figures.iter().map(|figure| format!("{figure:.2}")).collect();
         say(&format!(
-            "| {killed} | {successor} | {middle:.2} | {} | {}{} | {} | {provisioned} | {} | {} |",
+            "| {killed} | {successor} | {middle:.2} | {} | {}{} | {} | {provisioned} | {} | {in_hand} | {} |",
             all.join(", "),
             if is_ours { goal.to_string() } else { "none".to_owned() },
             if is_reached { "" } else { ", **missed**" },
@@ -265,8 +266,10 @@ fn measure_mixed(arguments: &Arguments, other: &Path) -> Result<bool, String> {
 struct Mixed {
     took: f64,
     provisioned: usize,
-    /// Nodes that were configured more than once, and by whom.
+    /// Nodes that were configured more than once, and what they were asked by whom.
     twice: Vec<String>,
+    /// How many more were, which the one that was killed had configured and not restarted yet.
+    in_hand: usize,
 }
 
 /// Kills the first of two daemons while nodes appear, and waits until the second has provisioned all of them.
@@ -298,13 +301,21 @@ fn mixed(arguments: &Arguments, programs: [&Path; 2]) -> Result<Mixed, String> {
     if !is_done() {
         return Err(format!("{} has ended", programs[1].display()));
     }
-    let configured = scene.wire.configured();
-    let twice = fleets.iter().flat_map(Fleet::iter).filter(|node| node.times_configured() > 1);
-    let twice = twice.map(|node| {
-        let by = configured.get(&node.identity()).cloned().unwrap_or_default();
-        format!("{} by {}", node.identity(), by.join(", "))
-    });
-    Ok(Mixed { took: took.as_secs_f64(), provisioned: provisioned(), twice: twice.collect() })
+    let asked = scene.wire.last_steps();
+    let (mut twice, mut in_hand) = (Vec::new(), 0);
+    for node in fleets.iter().flat_map(Fleet::iter).filter(|node| node.times_configured() > 1) {
+        let asked = asked.get(&node.identity()).map_or(&[][..], Vec::as_slice);
+        let restarted = (FIRST.to_owned(), Action::Restart);
+        // One that was configured and not restarted yet looks to everybody like any other that waits.
+        if asked.contains(&(FIRST.to_owned(), Action::Configure)) && !asked.contains(&restarted) {
+            in_hand += 1;
+            continue;
+        }
+        let asked: Vec<String> =
+            asked.iter().map(|(who, what)| format!("{} by {who}", what.name())).collect();
+        twice.push(format!("{}: {}", node.identity(), asked.join(", ")));
+    }
+    Ok(Mixed { took: took.as_secs_f64(), provisioned: provisioned(), twice, in_hand })
 }
 
 /// A broker with a bucket, and all that is said there.
@@ -441,15 +452,17 @@ impl Wire {
         all
     }
 
-    /// Who asked which node to configure itself, in order.
-    fn configured(&self) -> BTreeMap<String, Vec<String>> {
-        let (mut by_node, mut seen) = (BTreeMap::<String, Vec<String>>::new(), BTreeSet::new());
+    /// Who asked which node for its last two steps, in order.
+    fn last_steps(&self) -> BTreeMap<String, Vec<(String, Action)>> {
+        let (mut by_node, mut seen) = (BTreeMap::<_, Vec<_>>::new(), BTreeSet::new());
         for heard in self.all() {
             let Some(node) = heard.subject.strip_prefix("provisioning.node.") else { continue };
             let Ok(request) = Request::decode(Protocol::V1, &heard.payload) else { continue };
             let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap_or_default();
-            if body["action"] == Action::Configure.name() && seen.insert(request.id) {
-                by_node.entry(node.to_owned()).or_default().push(request.sender);
+            let steps = [Action::Configure, Action::Restart];
+            let step = steps.into_iter().find(|step| body["action"] == step.name());
+            if let Some(step) = step.filter(|_| seen.insert(request.id)) {
+                by_node.entry(node.to_owned()).or_default().push((request.sender, step));
             }
         }
         by_node
