@@ -38,16 +38,18 @@ impl Skew {
     /// A node says that it is `theirs` when it is `ours` here, both in seconds since 1970.
     pub fn note(&self, node: &Identity, theirs: i64, ours: i64) {
         let now = Instant::now();
-        let (core, seldom) = &mut *self.core.lock();
-        core.note(node, ours.saturating_sub(theirs), now);
-        match core.off(now) {
-            // The next time is another story.
-            None => *seldom = Seldom::every(LOG_EVERY),
-            Some(off) => {
-                if let Some(suppressed) = seldom.now(now) {
-                    log::warn!(component = "events", suppressed; "{off}");
-                }
-            }
+        let (off, suppressed) = {
+            let (core, seldom) = &mut *self.core.lock();
+            core.note(node, ours.saturating_sub(theirs), now);
+            let Some(off) = core.off(now) else {
+                // The next time is another story.
+                *seldom = Seldom::every(LOG_EVERY);
+                return;
+            };
+            (off, seldom.now(now))
+        };
+        if let Some(suppressed) = suppressed {
+            log::warn!(component = "events", suppressed; "{off}");
         }
     }
 
@@ -100,12 +102,16 @@ impl Core {
         let ahead: Vec<i64> = fresh.collect();
         let (least, most) = (*ahead.iter().min()?, *ahead.iter().max()?);
         let tolerance_secs = self.tolerance_secs;
-        let secs = match () {
-            () if ahead.len() < WITNESSES => return None,
-            () if least >= tolerance_secs => least,
-            () if most <= -tolerance_secs => most,
-            () => return None,
+        let secs = if least >= tolerance_secs {
+            least
+        } else if most <= -tolerance_secs {
+            most
+        } else {
+            return None;
         };
+        if ahead.len() < WITNESSES {
+            return None;
+        }
         Some(Off { secs, tolerance_secs })
     }
 }
