@@ -81,7 +81,7 @@ fn round(identities: &Arc<Vec<Identity>>, workers: usize) -> f64 {
                     let taken = roster.registry().take(&key, now).expect("each key is somebody's");
                     let outcome =
                         Outcome::Provisioned { configured_at: now, restarted_at: Some(now) };
-                    let report = Report::new(outcome, "");
+                    let report = Box::new(Report::new(outcome, ""));
                     if done
                         .send(Done { key, attempt: taken.attempt, took: Duration::ZERO, report })
                         .is_err()

@@ -33,8 +33,8 @@ pub struct Done {
     pub attempt: u32,
     /// How long a worker had it; nothing if none had.
     pub took: Duration,
-    /// What became of it.
-    pub report: Report,
+    /// What became of it; apart, since the places of a queue take their memory from the start.
+    pub report: Box<Report>,
 }
 
 /// The thread; ends when nobody is left who could finish a node.
@@ -64,8 +64,11 @@ impl Finisher {
                 recv(self.done) -> done => match done {
                     Ok(done) => {
                         self.finish(done);
-                        self.done.try_iter().take(BATCH).for_each(|done| self.finish(done));
-                        thread::sleep(TOGETHER);
+                        let more = self.done.try_iter().take(BATCH).map(|done| self.finish(done));
+                        // Whoever can't keep up must not rest.
+                        if more.count() < BATCH {
+                            thread::sleep(TOGETHER);
+                        }
                     }
                     Err(_) => return,
                 },
@@ -105,7 +108,7 @@ impl Finisher {
         let ended = Ended { at: now, node: node.clone(), outcome, reason, attempt, took };
         self.history.note(ended, tally, &report, now);
         if let Some(audit) = self.audit.current() {
-            let Report { reason, steps, facts, .. } = report;
+            let Report { reason, steps, facts, .. } = *report;
             let time = Utc::now();
             audit.note(Entry { time, node, outcome, reason, attempt, took, steps, facts });
         }
@@ -175,7 +178,7 @@ mod tests {
             key: key.clone(),
             attempt: 1,
             took: Duration::ZERO,
-            report: shut_down.clone(),
+            report: Box::new(shut_down.clone()),
         };
         while !outcomes.is_full() {
             outcomes.send(again()).unwrap();

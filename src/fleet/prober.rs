@@ -340,7 +340,7 @@ impl Prober {
 
     fn unreachable(&self, key: Key, reason: &str) {
         self.setup.metrics.rpc_error(Action::Inventory.label());
-        let report = Report::new(Outcome::Unreachable, reason);
+        let report = Box::new(Report::new(Outcome::Unreachable, reason));
         let node = key.identity.as_str();
         log::warn!(component = node, node; "Could not provision {node}: {reason}");
         let attempt =

@@ -191,7 +191,7 @@ impl Worker {
             let identity = key.identity.clone();
             let desk = Desk { identity, attempt, since, progress: probed.progress.clone() };
             let shown = self.desks.show(&key, desk);
-            let report = node::provision(&context, probed, &mut permit);
+            let report = Box::new(node::provision(&context, probed, &mut permit));
             drop(shown);
             drop(permit);
             let took = since.elapsed();
