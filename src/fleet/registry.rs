@@ -65,8 +65,12 @@ const CUT: &str = " … ";
 /// Bytes of a word that is dropped rather than cut.
 const WORD_MAX: usize = 12;
 
-/// Bytes kept of a node's last error; the log has all of it.
+/// Bytes of an error that is kept as it is, and of what is kept of a longer one when there is no room for more.
 const ERROR_BYTES_MAX: usize = 88;
+
+/// Bytes of all errors that are longer than that and kept whole: thousands of ordinary ones. A fleet that fails as one must not
+/// cost more than that; the log has all.
+const LONG_ERRORS_BYTES_MAX: usize = 1 << 20;
 
 /// Names one queue element: a node, and which of its times in the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -223,7 +227,7 @@ pub struct Node<'a> {
     pub seen: Instant,
     /// Attempts since it was last provisioned or unknown.
     pub attempts: u32,
-    /// Failures in a row.
+    /// Failures in a row, whosever fault they were.
     pub failures: u16,
     /// Why it was not provisioned the last time; empty if it was not tried.
     pub last_error: &'a str,
@@ -328,6 +332,8 @@ pub struct Registry {
     kept_by_age: BTreeSet<(Instant, Identity)>,
     discoveries: Discoveries,
     returned: Option<Returned>,
+    /// Of all entries.
+    long_errors_bytes: usize,
 }
 
 impl Registry {
@@ -346,6 +352,7 @@ impl Registry {
             kept_by_age: BTreeSet::new(),
             discoveries: Discoveries::default(),
             returned: None,
+            long_errors_bytes: 0,
         }
     }
 
@@ -391,7 +398,7 @@ impl Registry {
             (State::Waiting { due, firm }, news) => {
                 let early = match news {
                     News::Seen => false,
-                    News::Announced => !*firm && entry.failures <= FAILURES_FREE,
+                    News::Announced => !*firm && entry.own_failures <= FAILURES_FREE,
                     News::Wanted => true,
                 };
                 if early || *due <= now {
@@ -461,7 +468,8 @@ impl Registry {
             entry.attempts = entry.attempts.saturating_add(1);
         }
         if !matches!(report.outcome, Outcome::Stopped(_)) {
-            entry.last_error = error_text(report, &identity);
+            let room = LONG_ERRORS_BYTES_MAX.saturating_sub(self.long_errors_bytes);
+            entry.last_error = error_text(report, &identity, room);
         }
         if let Outcome::UpgradeSent { version, from, .. } = &report.outcome {
             self.keep_upgrade(&identity, version, from, now);
@@ -490,21 +498,26 @@ impl Registry {
                 let late_until = Some(now + RESTART_SPLAY);
                 entry.settle(now + SETTLING, Settled::Configured { late_until });
             }
-            Outcome::UpgradeStuck { .. } => entry.wait(now + self.limits.retry_max),
+            Outcome::UpgradeStuck { .. } => {
+                entry.failures = entry.failures.saturating_add(1);
+                entry.wait(now + self.limits.retry_max);
+            }
             Outcome::Deferred => {
-                entry.failures = 0;
+                (entry.failures, entry.own_failures) = (0, 0);
                 entry.wait(now);
             }
             Outcome::Busy => entry.wait(now + BUSY_WAIT),
             // One fault of ours must not punish the fleet.
             Outcome::HelperFailed | Outcome::WrongToken | Outcome::Misconfigured => {
+                entry.failures = entry.failures.saturating_add(1);
                 entry.wait(now + self.limits.interval);
             }
             Outcome::Unreachable if is_excused => entry.wait(now),
             Outcome::Unreachable | Outcome::Refused | Outcome::Failed => {
                 entry.failures = entry.failures.saturating_add(1);
+                entry.own_failures = entry.own_failures.saturating_add(1);
                 // A reboot explains one failure, not a row: a node that reboots in every attempt is a broken one.
-                let wait = self.wait_after(entry.failures);
+                let wait = self.wait_after(entry.own_failures);
                 entry.is_excused = !wait.is_zero() && rebooted_at.is_some() && !entry.is_excused;
                 entry.wait(if entry.is_excused { now } else { now + wait });
             }
@@ -574,6 +587,7 @@ impl Registry {
     pub fn clear(&mut self) -> usize {
         let before = self.entries.len();
         self.entries.retain(|_, entry| matches!(entry.state, State::Working { .. }));
+        self.long_errors_bytes = self.entries.values().map(|entry| entry.long_error_bytes()).sum();
         self.queued.clear();
         self.waiting.clear();
         self.settling.clear();
@@ -797,6 +811,7 @@ impl Registry {
     /// Takes an entry out, so that its state may change; [`enter`](Registry::enter) puts it back.
     fn leave(&mut self, identity: &Identity) -> Option<(Identity, Box<Entry>)> {
         let (identity, entry) = self.entries.remove_entry(identity)?;
+        self.long_errors_bytes -= entry.long_error_bytes();
         let (identity, removed) = match entry.state {
             State::Working { since, .. } => remove(&mut self.working, since, identity),
             State::Queued { .. } => remove(&mut self.queued, entry.seen, identity),
@@ -822,6 +837,7 @@ impl Registry {
                 self.settling.insert((until, identity.clone()));
             }
         }
+        self.long_errors_bytes += entry.long_error_bytes();
         self.entries.insert(identity, entry);
         let (waiting_max, settling_max) = (self.limits.waiting_max, self.limits.settling_max);
         let surplus = [
@@ -899,7 +915,10 @@ struct Entry {
     state: State,
     last_error: Option<Box<str>>,
     attempts: u32,
+    /// In a row, whosever fault they were.
     failures: u16,
+    /// Of these, its own, which lengthen its wait.
+    own_failures: u16,
     /// The last failure was explained by a reboot.
     is_excused: bool,
 }
@@ -946,6 +965,7 @@ impl Entry {
             last_error: None,
             attempts: 0,
             failures: 0,
+            own_failures: 0,
             is_excused: false,
         }
     }
@@ -968,9 +988,15 @@ impl Entry {
 
     fn settle(&mut self, until: Instant, settled: Settled) {
         self.attempts = 0;
-        self.failures = 0;
+        (self.failures, self.own_failures) = (0, 0);
         self.is_excused = false;
         self.state = State::Settling { until, settled };
+    }
+
+    /// Bytes of an error that is kept though it is long.
+    fn long_error_bytes(&self) -> usize {
+        let len = self.last_error.as_deref().map_or(0, str::len);
+        if len > ERROR_BYTES_MAX { len } else { 0 }
     }
 
     fn wait(&mut self, due: Instant) {
@@ -1050,7 +1076,8 @@ pub fn tally(outcome: &Outcome) -> Tally {
 /// The `outcome` label of the nodes that [`Registry::discovery_completed`] returns.
 pub const STALE: &str = "stale";
 
-fn error_text(report: &Report, identity: &Identity) -> Option<Box<str>> {
+/// What is kept of an attempt's reason, in `room` bytes if it is long.
+fn error_text(report: &Report, identity: &Identity, room: usize) -> Option<Box<str>> {
     let Tally { provisioned, outcome, .. } = tally(&report.outcome);
     if provisioned {
         return None;
@@ -1058,13 +1085,16 @@ fn error_text(report: &Report, identity: &Identity) -> Option<Box<str>> {
     if report.reason.is_empty() {
         return outcome.map(Into::into);
     }
-    // Whoever reads it knows of which node it is, and there is little room.
+    // Whoever reads it knows of which node it is, and there may be little room.
     let reason = report.reason.replace(&format!(": {identity}: "), ": ");
-    Some(without_middle(&reason).into())
+    match reason.len() <= room {
+        true => Some(reason.into()),
+        false => Some(without_middle(&reason).into()),
+    }
 }
 
-/// A reason begins with what was tried and ends with the cause: what is between can best be missed.
-fn without_middle(reason: &str) -> String {
+/// As much of a reason as fits on a line: it begins with what was tried and ends with the cause, so what is between can best be missed.
+pub fn without_middle(reason: &str) -> String {
     if reason.len() <= ERROR_BYTES_MAX {
         return reason.to_owned();
     }
@@ -1287,26 +1317,30 @@ mod tests {
                 world.finish(outcome.clone());
                 assert_eq!(world.state(), "Waiting 60");
             }
-            assert_eq!(world.node().failures, 0);
+            // They are counted all the same, for whoever looks.
+            assert_eq!(world.node().failures, 10);
+            world.work(OPERATOR);
+            world.finish(Outcome::Failed);
+            assert_eq!(world.state(), "Waiting 0", "its own first failure is free");
         }
     }
 
     #[test]
     fn what_a_node_did_well_ends_its_row_of_failures() {
-        check_row_ends(Outcome::Deferred, true);
-        check_row_ends(Outcome::Busy, false);
-        check_row_ends(Outcome::HelperFailed, false);
-        check_row_ends(Outcome::Misconfigured, false);
-        check_row_ends(Outcome::Stopped(Closed::Deadline), false);
+        check_row(Outcome::Deferred, 0);
+        check_row(Outcome::Busy, 3);
+        check_row(Outcome::HelperFailed, 4);
+        check_row(Outcome::Misconfigured, 4);
+        check_row(Outcome::Stopped(Closed::Deadline), 3);
     }
 
     #[track_caller]
-    fn check_row_ends(outcome: Outcome, ends: bool) {
+    fn check_row(outcome: Outcome, failures: u16) {
         let mut world = World::new();
         failed_thrice(&mut world);
         world.work(OPERATOR);
         world.finish(outcome);
-        assert_eq!(world.node().failures, if ends { 0 } else { 3 });
+        assert_eq!(world.node().failures, failures);
     }
 
     #[test]
@@ -1741,6 +1775,7 @@ mod tests {
             let end = "x".repeat(lead);
             let reason = format!("{end}{}{end}", "\u{1f980}".repeat(1000));
             let report = Report::new(Outcome::Failed, reason);
+            world.registry.long_errors_bytes = LONG_ERRORS_BYTES_MAX - 4;
             world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
             let kept = world.node().last_error.len();
             assert!((ERROR_BYTES_MAX - 7..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
@@ -1750,6 +1785,29 @@ mod tests {
             without_middle(&reason),
             "could not fetch CSR: because because … because because of this: timed out"
         );
+    }
+
+    #[test]
+    fn long_errors_are_kept_whole_while_there_is_room_for_them() {
+        let mut world = World::new();
+        world.capacity = 60_000;
+        let reason = "x".repeat(1_000);
+        let known = LONG_ERRORS_BYTES_MAX / 1_000 + 10;
+        for at in 0..known {
+            world.identity = Identity::parse(&format!("n{at}")).unwrap();
+            working(&mut world);
+            let report = Report::new(Outcome::Failed, &*reason);
+            world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
+        }
+        let whole = |world: &World| {
+            world.registry.nodes().filter(|node| node.last_error.len() == 1_000).count()
+        };
+        assert_eq!(whole(&world), LONG_ERRORS_BYTES_MAX / 1_000);
+        world.check();
+        // Those that go make room.
+        world.registry.clear();
+        assert_eq!(whole(&world), 0);
+        world.check();
     }
 
     #[test]
@@ -1835,6 +1893,8 @@ mod tests {
             let indexes = [&self.queued, &self.waiting, &self.settling, &self.working];
             let indexed: usize = indexes.into_iter().map(BTreeSet::len).sum();
             assert_eq!(indexed, self.entries.len(), "an index holds too much");
+            let long: usize = self.entries.values().map(|entry| entry.long_error_bytes()).sum();
+            assert_eq!(long, self.long_errors_bytes, "long errors are counted wrongly");
             assert!(self.waiting.len() <= self.limits.waiting_max);
             assert!(self.settling.len() <= self.limits.settling_max);
             assert!(self.kept.len() <= self.limits.kept_max);

@@ -558,7 +558,7 @@ pub struct Listed {
     pub attempts: u32,
     /// Failures in a row.
     pub failures: u16,
-    /// Why it was not provisioned the last time, cut short; empty if it was not tried.
+    /// Why it was not provisioned the last time, cut short if very many have long reasons; empty if it was not tried.
     pub reason: String,
 }
 
