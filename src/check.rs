@@ -11,7 +11,7 @@ mod helper;
 mod moving;
 mod places;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::clock::unix_time;
 use crate::config::surroundings::Surroundings;
 use crate::config::{self, Cooperation, Inspected};
-use crate::ops::text::Plain;
+use crate::ops::text::{Count, Plain};
 
 /// What shall be looked at.
 #[derive(Debug, Clone, Copy)]
@@ -108,22 +108,11 @@ impl fmt::Display for Findings {
         match (self.errors.len(), self.warnings.len()) {
             (0, 0) => writeln!(f, "Nothing is wrong."),
             (errors, warnings) => {
+                let count = |number: usize, what| Count(number as u64, what);
                 writeln!(f, "{}, {}.", count(errors, "error"), count(warnings, "warning"))
             }
         }
     }
-}
-
-/// A number and what is counted.
-fn count(number: usize, what: &str) -> String {
-    let mut text = String::new();
-    // Writing to memory can't fail.
-    let _ = match number {
-        0 => write!(text, "no {what}s"),
-        1 => write!(text, "1 {what}"),
-        _ => write!(text, "{number} {what}s"),
-    };
-    text
 }
 
 /// Looks at everything. Takes as long as the slowest broker, which has [`broker::PATIENCE_MAX`].

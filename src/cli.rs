@@ -388,6 +388,9 @@ impl NodesFlags {
         let sort = self.sort.as_deref().map(|word| {
             Sort::parse(word).ok_or_else(|| no_such("sort", word, &Sort::ALL.map(Sort::word)))
         });
+        if self.limit == Some(0) {
+            return Err(UsageError("--limit: found 0, wanted a number from 1 up".into()));
+        }
         Ok(Query {
             state: state.transpose()?,
             sort: sort.transpose()?.unwrap_or_default(),
@@ -767,6 +770,7 @@ mod tests {
             &["nodes", "--sort=x"],
             "--sort: found \"x\", wanted one of name, failures, next, seen",
         );
+        wrong(&["nodes", "--limit=0"], "--limit: found 0, wanted a number from 1 up");
         for arguments in [&["deny"][..], &["nodes", "--limit=-1"], &["nodes", "--limit", "many"]] {
             assert!(call(arguments).is_err(), "{arguments:?}");
         }

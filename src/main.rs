@@ -259,7 +259,7 @@ fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {
         AdminSocket::At(path) => Socket::bind(path).map(Some),
         AdminSocket::Usual => {
             let path = Path::new(socket::USUAL);
-            if !path.parent().is_some_and(Path::is_dir) {
+            if missing_folder(wanted).is_some() {
                 return Ok(None);
             }
             Ok(Socket::bind(path)
@@ -269,6 +269,12 @@ fn bind_socket(wanted: &AdminSocket) -> Result<Option<Socket>, BindError> {
                 .ok())
         }
     }
+}
+
+/// The folder in which a socket would be if it were there.
+fn missing_folder(wanted: &AdminSocket) -> Option<&'static Path> {
+    let folder = Path::new(socket::USUAL).parent()?;
+    (*wanted == AdminSocket::Usual && !folder.is_dir()).then_some(folder)
 }
 
 /// Runs the daemon until it is told to stop.
@@ -294,6 +300,10 @@ fn serve(
         pid.remove_on_panic();
     }
     log::info!(component = "provisioner", version = VERSION; "Starting with {}", arguments.config.display());
+    if let Some(folder) = missing_folder(&config.admin_socket) {
+        let folder = folder.display();
+        log::info!(component = "admin"; "No admin socket, since there is no {folder}; admin_socket says where else");
+    }
     let setup = Setup {
         source,
         config,

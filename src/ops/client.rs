@@ -10,9 +10,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::fleet::registry::without_middle;
 use crate::ops::command::{Change, Command, Reload};
 use crate::ops::status::{Listed, Nodes, Peer, Peers, Status};
-use crate::ops::text::{Number, Plain, Span};
+use crate::ops::text::{Count, Number, Plain, Span};
 
 /// How long the daemon may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,7 +86,11 @@ pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Erro
     }
     let text = match command {
         Command::Status {} => serde_json::from_str(result).map(|status| status_text(&status)),
-        Command::Nodes(_) => serde_json::from_str(result).map(|nodes| nodes_text(&nodes)),
+        Command::Nodes(query) => {
+            // Who names one wants to know all of it.
+            let is_whole = !query.name.is_empty();
+            serde_json::from_str(result).map(|nodes| nodes_text(&nodes, is_whole))
+        }
         Command::Reload {} => serde_json::from_str(result).map(|reload| reload_text(&reload)),
         _ => serde_json::from_str(result)
             .map(|Change { message, .. }| format!("{}\n", Plain(&message))),
@@ -175,7 +180,7 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
             Span(discovery.interval_secs)
         )?,
     }
-    writeln!(out, "Helper      {} runs, {} failed", Number(helper.runs), Number(helper.errors))?;
+    writeln!(out, "Helper      {}, {} failed", Count(helper.runs, "run"), Number(helper.errors))?;
     if let Some(failure) = &helper.last_failure {
         writeln!(out, "            {} ago: {}", Span(failure.ago_secs), Plain(&failure.text))?;
     }
@@ -204,9 +209,9 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     }
     writeln!(
         out,
-        "In all      {} provisioned, {} errors",
+        "In all      {} provisioned, {}",
         Number(status.totals.provisioned),
-        Number(status.totals.errors)
+        Count(status.totals.errors, "error")
     )?;
     if !status.workers.is_empty() {
         let rows = status.workers.iter().map(|worker| {
@@ -236,8 +241,8 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     Ok(())
 }
 
-/// Nodes, for a terminal.
-fn nodes_text(nodes: &Nodes) -> String {
+/// Nodes, for a terminal; their reasons on a line each, or whole.
+fn nodes_text(nodes: &Nodes, is_whole: bool) -> String {
     let mut out = String::new();
     let rows = nodes.nodes.iter().map(|node| {
         let Listed { node, state, for_secs, next_secs, failures, reason, .. } = node;
@@ -247,7 +252,8 @@ fn nodes_text(nodes: &Nodes) -> String {
             (None, Some(next)) => format!("in {}", Span(*next)),
             (None, None) => String::new(),
         };
-        [node.clone(), state.clone(), time, failures.to_string(), reason.clone()]
+        let reason = if is_whole { reason.clone() } else { without_middle(reason) };
+        [node.clone(), state.clone(), time, failures.to_string(), reason]
     });
     // Writing to memory can't fail.
     let _ = table(&mut out, ["NODE", "STATE", "TIME", "FAILURES", "WHY"], rows);

@@ -678,21 +678,26 @@ impl Pages {
                 response(200, metrics::CONTENT_TYPE, &[], &self.metrics.render(), head_only)
             }
             "/livez" => response(200, PLAIN, &[], "alive\n", head_only),
-            "/" => {
-                let query = page::query(&request.query);
-                let nodes = self.shown.nodes(&page::shown(&query));
-                let page = page::render(&self.shown.status(), &nodes, &query);
-                let headers =
-                    [("Content-Security-Policy", page::policy()), FRESH, AS_TYPED, SILENT];
-                response(200, "text/html; charset=utf-8", &headers, &page, head_only)
-            }
-            "/status.json" => {
-                let nodes = self.shown.nodes(&page::query(&request.query));
-                let document = Document { status: self.shown.status(), nodes };
-                let mut text = serde_json::to_string(&document).unwrap_or_default();
-                text.push('\n');
-                response(200, "application/json", &[FRESH, AS_TYPED], &text, head_only)
-            }
+            "/" => match page::query(&request.query) {
+                Err(wrong) => response(400, PLAIN, &[], &format!("{wrong}\n"), head_only),
+                Ok(query) => {
+                    let nodes = self.shown.nodes(&page::shown(&query));
+                    let page = page::render(&self.shown.status(), &nodes, &query);
+                    let headers =
+                        [("Content-Security-Policy", page::policy()), FRESH, AS_TYPED, SILENT];
+                    response(200, "text/html; charset=utf-8", &headers, &page, head_only)
+                }
+            },
+            "/status.json" => match page::query(&request.query) {
+                Err(wrong) => response(400, PLAIN, &[], &format!("{wrong}\n"), head_only),
+                Ok(query) => {
+                    let nodes = self.shown.nodes(&query);
+                    let document = Document { status: self.shown.status(), nodes };
+                    let mut text = serde_json::to_string(&document).unwrap_or_default();
+                    text.push('\n');
+                    response(200, "application/json", &[FRESH, AS_TYPED], &text, head_only)
+                }
+            },
             "/readyz" => {
                 let Readiness { ready, reasons } = self.shown.readiness();
                 let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
@@ -899,8 +904,13 @@ mod tests {
         site.answers("GET /?state=all&name=a%26b&sort=seen&limit=7 HTTP/1.1\r\n\r\n", 200, None);
         let name = "a&b".to_owned();
         assert_eq!(asked(), Query { state: None, name, sort: Sort::Seen, limit: Some(7) });
-        site.answers("GET /?state=x&sort=%ff&limit=-1&&=&q HTTP/1.1\r\n\r\n", 200, None);
-        assert_eq!(asked(), stuck, "what makes no sense is left out");
+        site.answers("GET /?x=y&&=&q HTTP/1.1\r\n\r\n", 200, None);
+        assert_eq!(asked(), stuck, "what we don't know is left out");
+        for path in ["/", "/status.json"] {
+            let request = format!("GET {path}?state=<x HTTP/1.1\r\n\r\n");
+            let wrong = "state: found \"<x\", wanted all or one of stuck, working, queued, waiting, settling\n";
+            site.answers(&request, 400, Some(wrong));
+        }
         site.answers("HEAD / HTTP/1.1\r\n\r\n", 200, Some(""));
     }
 

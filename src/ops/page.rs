@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use form_urlencoded::Serializer;
 use openssl::sha::sha256;
 
+use crate::fleet::registry::without_middle;
 use crate::ops::status::{
     Listed, Nodes, Outcome, Peer, Peers, Query, Sort, State, Status, Which, Worker,
 };
@@ -27,21 +28,39 @@ const OUTCOMES_SHOWN: usize = 10;
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/refresh.js");
 
-/// The query of the page's address: the most stuck nodes, unless others are asked for. What makes no sense is left out.
-pub fn query(text: &str) -> Query {
+/// The query of the page's address: the most stuck nodes, unless others are asked for. A field without a value, or that we don't
+/// know, is left out.
+///
+/// # Errors
+///
+/// What is wrong with the value of a field, and which ones there are.
+pub fn query(text: &str) -> Result<Query, String> {
     let (state, sort) = (Some(Which::Stuck), Sort::Failures);
     let mut query = Query { state, sort, ..Query::default() };
-    for (key, value) in form_urlencoded::parse(text.as_bytes()) {
+    let fields = form_urlencoded::parse(text.as_bytes()).filter(|(_, value)| !value.is_empty());
+    for (key, value) in fields {
+        let wanted =
+            |known: &str| format!("{key}: found \"{}\", wanted {known}", value.escape_debug());
         match &*key {
             "state" if value == "all" => query.state = None,
-            "state" => query.state = Which::parse(&value).or(query.state),
+            "state" => {
+                let known =
+                    || wanted(&format!("all or one of {}", Which::ALL.map(Which::word).join(", ")));
+                query.state = Some(Which::parse(&value).ok_or_else(known)?);
+            }
             "name" => value.trim().clone_into(&mut query.name),
-            "sort" => query.sort = Sort::parse(&value).unwrap_or(query.sort),
-            "limit" => query.limit = value.parse().ok().or(query.limit),
+            "sort" => {
+                let known = || wanted(&format!("one of {}", Sort::ALL.map(Sort::word).join(", ")));
+                query.sort = Sort::parse(&value).ok_or_else(known)?;
+            }
+            "limit" => {
+                let limit = value.parse().ok().filter(|limit| *limit > 0);
+                query.limit = Some(limit.ok_or_else(|| wanted("a number from 1 up"))?);
+            }
             _ => {}
         }
     }
-    query
+    Ok(query)
 }
 
 /// How many nodes the page shows for `query`.
@@ -423,7 +442,12 @@ fn row(out: &mut String, node: &Listed) -> fmt::Result {
     if let Some(time) = for_secs {
         write!(out, " for {}", Span(*time))?;
     }
-    write!(out, "</td><td>{}</td><td class=\"n\">{failures}</td><td class=\"n\">", Html(reason))?;
+    let brief = without_middle(reason);
+    match brief == *reason {
+        true => out.write_str("</td><td>")?,
+        false => write!(out, "</td><td title=\"{}\">", Html(reason))?,
+    }
+    write!(out, "{}</td><td class=\"n\">{failures}</td><td class=\"n\">", Html(&brief))?;
     match next_secs {
         // It waits to be seen: by the next discovery, or its next event.
         Some(0.0) => out.write_str("when seen")?,
@@ -463,6 +487,10 @@ mod tests {
     use super::*;
     use crate::ops::status::testing;
 
+    fn asked(text: &str) -> Query {
+        query(text).unwrap()
+    }
+
     fn page(status: &Status, query: &Query, nodes: Vec<Listed>) -> String {
         render(status, &Nodes { matching: nodes.len() + 3, nodes }, query)
     }
@@ -470,7 +498,7 @@ mod tests {
     #[test]
     fn shows_what_there_is_in_words() {
         let nodes = vec![testing::stuck("broken.example.net", "could not fetch CSR")];
-        let text = page(&testing::status(), &query(""), nodes);
+        let text = page(&testing::status(), &asked(""), nodes);
         for part in [
             "<title>paused by an operator – provisioner.example.net</title>",
             "<h1>paused by an operator</h1>",
@@ -497,9 +525,9 @@ mod tests {
 
     #[test]
     fn says_so_when_nothing_is_stuck() {
-        let text = render(&testing::status(), &Nodes::default(), &query(""));
+        let text = render(&testing::status(), &Nodes::default(), &asked(""));
         assert!(text.contains("No node is stuck."));
-        let text = render(&testing::status(), &Nodes::default(), &query("name=x"));
+        let text = render(&testing::status(), &Nodes::default(), &asked("name=x"));
         assert!(text.contains("None.") && !text.contains("No node is stuck."));
     }
 
@@ -515,7 +543,7 @@ mod tests {
         let status: Status = serde_json::from_value(document).unwrap();
         let mut node = testing::stuck(nasty, nasty);
         node.state = nasty.into();
-        let query = Query { name: nasty.into(), ..query("") };
+        let query = Query { name: nasty.into(), ..asked("") };
         let text = page(&status, &query, vec![node]);
         let escaped = "&quot;&gt;&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;amp;";
         assert_eq!(text.matches(escaped).count(), 25, "each where it is shown, the identity twice");
@@ -537,8 +565,22 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_that_makes_no_sense_is_said_and_not_ignored() {
+        for (text, expected) in [
+            ("state=asleep", "state: found \"asleep\", wanted all or one of stuck, working, "),
+            ("sort=%1b", "sort: found \"\\u{1b}\", wanted one of name, failures, "),
+            ("limit=0", "limit: found \"0\", wanted a number from 1 up"),
+            ("limit=many", "limit: found \"many\", wanted a number from 1 up"),
+        ] {
+            let error = query(text).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        assert_eq!(asked("state=&sort=&limit=&name=&x=y&&=&q"), asked(""));
+    }
+
+    #[test]
     fn its_own_addresses_lead_back_to_the_same_query() {
-        let query = query("state=waiting&name=a%26b+%22&sort=failures&limit=1000");
+        let query = asked("state=waiting&name=a%26b+%22&sort=failures&limit=1000");
         let text = page(&testing::status(), &query, vec![testing::stuck("a", "b")]);
         let address = "/?state=waiting&amp;name=a%26b+%22&amp;sort=seen&amp;limit=1000#nodes";
         assert!(text.contains(&format!("<a href=\"{address}\">Seen</a>")), "{text}");
@@ -555,14 +597,14 @@ mod tests {
                 "could not fetch and validate JWT: no answer",
             )
         });
-        let text = page(&testing::status(), &query("limit=10000"), nodes.collect());
+        let text = page(&testing::status(), &asked("limit=10000"), nodes.collect());
         assert_eq!(text.matches("<td class=\"node\">").count(), 10_000 + 2);
         assert!(text.len() < 4_000_000, "{} bytes", text.len());
     }
 
     #[test]
     fn the_policy_names_the_style_and_script_that_are_served() {
-        let text = page(&testing::status(), &query(""), Vec::new());
+        let text = page(&testing::status(), &asked(""), Vec::new());
         for (open, close) in [("<style>", "</style>"), ("<script>", "</script>")] {
             let start = text.find(open).unwrap() + open.len();
             let end = start + text[start..].find(close).unwrap();

@@ -85,6 +85,16 @@ impl Display for Number {
     }
 }
 
+/// A number and what it counts, in the plural where it must be.
+pub struct Count<'a>(pub u64, pub &'a str);
+
+impl Display for Count<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Count(number, what) = self;
+        write!(f, "{} {what}{}", Number(*number), if *number == 1 { "" } else { "s" })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +132,12 @@ mod tests {
         ] {
             assert_eq!(Span(seconds).to_string(), expected);
         }
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let said = [0, 1, 2, 1_000].map(|number| Count(number, "error").to_string());
+        assert_eq!(said, ["0 errors", "1 error", "2 errors", "1,000 errors"]);
     }
 
     #[test]
