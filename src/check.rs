@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::clock::unix_time;
 use crate::config::surroundings::Surroundings;
-use crate::config::{self, Cooperation, Inspected};
+use crate::config::{self, Config, Cooperation, Inspected};
 use crate::ops::text::{Count, Plain};
 
 /// What shall be looked at.
@@ -143,10 +143,12 @@ pub fn run(wanted: &Wanted<'_>, surroundings: &Surroundings) -> Findings {
         places::check_pid(pid, &mut findings);
     }
     if let (false, Some(choria)) = (wanted.is_offline, &choria) {
+        let is_alone = |config: &Config| config.cooperation == Cooperation::Alone;
+        let peers = config.as_ref().is_some_and(|config| !is_alone(config));
         let election =
             config.as_ref().is_some_and(|config| config.cooperation == Cooperation::Elected);
         let component = config.as_ref().map(|config| config.lifecycle_component.as_str());
-        broker::check(choria, broker::Purpose { component, election }, &mut findings);
+        broker::check(choria, broker::Purpose { component, peers, election }, &mut findings);
     }
     moving::check(wanted, surroundings, &mut findings);
     findings

@@ -302,17 +302,18 @@ fn subjects_that_the_broker_does_not_permit_are_named() {
         "broker.conf",
         r#"authorization { users: [ {user: provisioner, password: s, permissions: {
             publish: {deny: ["provisioning.broadcast.>", "provisioning.node.>"]}
-            subscribe: {deny: ["provisioning.reply.>", "choria.lifecycle.>"]}
+            subscribe: {deny: ["provisioning.reply.>", "choria.lifecycle.>", "choria.provisioner.peer"]}
         }} ] }"#,
     );
     let broker = NatsServer::configured(&config);
     let builder = plain(&broker.address()).set("broker_provisioning_password", "s");
     check(
-        builder,
+        builder.set("active_active", true),
         78,
         &[
             "Permissions Violation for Subscription to \"provisioning.reply.",
             "Permissions Violation for Subscription to \"choria.lifecycle.event.startup.provision_mode_server\"",
+            "Permissions Violation for Subscription to \"choria.provisioner.peer\"",
             "Permissions Violation for Publish to \"provisioning.node.",
             "Permissions Violation for Publish to \"provisioning.broadcast.agent.discovery\"",
         ],

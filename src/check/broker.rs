@@ -52,6 +52,8 @@ const NOBODYS_NUMBER: &str = "9007199254740991";
 pub(super) struct Purpose<'a> {
     /// Whose startup events are heard.
     pub component: Option<&'a str>,
+    /// Whether peers are heard.
+    pub peers: bool,
     /// Whether the election's key is needed.
     pub election: bool,
 }
@@ -141,7 +143,10 @@ impl Seen {
         let caller = codec.sender().caller.clone();
         let transport: &dyn Transport = &*visit.connection;
         let events = purpose.component.and_then(|name| subject::startup_events(name).ok());
-        let _heard = events.map(|events| transport.subscribe(&events, Arc::new(|_| {})));
+        let peers = purpose.peers.then(|| subject::peers().into());
+        let heard = events.into_iter().chain(peers);
+        let _heard: Vec<Subscription> =
+            heard.map(|subjects| transport.subscribe(&subjects, Arc::new(|_| {}))).collect();
         let instance = RequestId::random();
         let rpc = match Rpc::start(
             visit.connection.clone(),
