@@ -115,7 +115,7 @@ impl fmt::Display for Findings {
     }
 }
 
-/// Looks at everything. Takes as long as the slowest broker, which has [`broker::PATIENCE_MAX`].
+/// Looks at everything. Takes as long as the slowest broker, which has a minute.
 pub fn run(wanted: &Wanted<'_>, surroundings: &Surroundings) -> Findings {
     let mut findings = Findings::default();
     let Inspected { config, choria, report } =
