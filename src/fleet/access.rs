@@ -20,7 +20,7 @@ use crate::rpc::Rpc;
 use crate::transport::Transport;
 use crate::transport::connection::{Connection, Options};
 
-/// The connection and what stands on it. The gate is closed until somebody opens it, see [`Links::open`].
+/// The connection and what stands on it. The gate is closed until somebody opens it, see `Links::open`.
 pub struct Access {
     /// Every reason not to act, at first that we are not connected.
     pub gate: Arc<Gate>,
