@@ -199,6 +199,8 @@ impl Door {
             self.guests.retain_mut(|guest| guest.is_within_time(now, &self.pages));
             if woken.listener {
                 self.accept(now);
+                // Those that had to make room are closed now: nothing may wake us for them.
+                self.guests.retain(|guest| !matches!(guest.state, State::Gone));
             }
             if self.rest(worked().saturating_sub(begun)) {
                 return;
