@@ -345,18 +345,9 @@ impl Files {
 
 impl Commands {
     fn invocation(self) -> Result<Invocation, UsageError> {
-        match self {
-            Commands::Check(flags) => flags.check().map(Invocation::Check),
-            Commands::Try(flags) => flags.attempt().map(Invocation::Try),
-            asking => asking.ask().map(Invocation::Ask),
-        }
-    }
-
-    fn ask(self) -> Result<Ask, UsageError> {
-        match self {
-            Commands::Check(_) | Commands::Try(_) => {
-                Err(UsageError("this command asks no daemon".into()))
-            }
+        let asked = match self {
+            Commands::Check(flags) => return flags.check().map(Invocation::Check),
+            Commands::Try(flags) => return flags.attempt().map(Invocation::Try),
             Commands::Status(flags) => flags.ask(|_| Ok(Command::Status {})),
             Commands::Pause(flags) => flags.ask(|_| Ok(Command::Pause {})),
             Commands::Resume(flags) => flags.ask(|_| Ok(Command::Resume {})),
@@ -376,7 +367,8 @@ impl Commands {
                 }
                 (node, all) => Ok(Command::Retry { node: node.clone(), all }),
             }),
-        }
+        };
+        asked.map(Invocation::Ask)
     }
 }
 
