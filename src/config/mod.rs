@@ -260,12 +260,7 @@ pub fn load_with_helper(
     helper: HelperCommand,
     surroundings: &Surroundings,
 ) -> Result<Settings, Report> {
-    let mut inspected = inspect(yaml, client, surroundings);
-    inspected.report.errors.retain(|error| !error.text.starts_with("helper: "));
-    if let Some(config) = &mut inspected.config {
-        config.helper = helper;
-    }
-    inspected.settings()
+    read(yaml, client, Some(helper), surroundings).settings()
 }
 
 /// What can be made of both files, whatever is wrong with them. Not to be run with unless nothing is: a default stands in for
@@ -294,6 +289,16 @@ impl Inspected {
 
 /// Reads and checks both files as [`load`] does, and goes on with what is right in them.
 pub fn inspect(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Inspected {
+    read(yaml, client, None, surroundings)
+}
+
+/// `helper` takes the place of the one in the file.
+fn read(
+    yaml: &Path,
+    client: &Path,
+    helper: Option<HelperCommand>,
+    surroundings: &Surroundings,
+) -> Inspected {
     let mut report = Report::new(yaml.display().to_string());
     let file = read_yaml(yaml, &mut report);
     // Whatever else is wrong with it, it says what kind of network it is for.
@@ -303,7 +308,7 @@ pub fn inspect(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Inspe
         is_elected: file.leader_election.as_ref().is_some_and(|at| at.value),
         password: password.as_ref(),
     });
-    let config = file.map(|file| Config::check(file, &mut report));
+    let config = file.map(|file| Config::check(file, helper, &mut report));
 
     let mut client_report = Report::new(client.display().to_string());
     // What a secure network lacks would be news of a mistake that may not have been made.
@@ -348,12 +353,12 @@ impl Config {
         let errors = report.errors.len();
         // Where there are no settings, none is missing.
         let file = File::parse(bytes, report)?;
-        let config = Config::check(file, report);
+        let config = Config::check(file, None, report);
         (report.errors.len() == errors).then_some(config)
     }
 
-    /// A default stands in for what is wrong.
-    fn check(file: File, report: &mut Report) -> Config {
+    /// A default stands in for what is wrong, and `given` for the helper in the file.
+    fn check(file: File, given: Option<HelperCommand>, report: &mut Report) -> Config {
         let choria_insecure = file.is_insecure();
         let broker_provisioning_password = file.password();
         let features = features(file.features.as_ref(), report);
@@ -444,7 +449,9 @@ impl Config {
                 report,
             ),
             cooperation: cooperation(file.leader_election, file.active_active, features, report),
-            helper: helper(file.helper, report).unwrap_or_else(HelperCommand::nothing),
+            helper: given
+                .or_else(|| helper(file.helper, report))
+                .unwrap_or_else(HelperCommand::nothing),
         }
     }
 }
