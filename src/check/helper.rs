@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::config::{Config, HelperMode};
-use crate::helper::{Helper, HelperCommand, Limits};
+use crate::helper::{Helper, HelperCommand};
 use crate::metrics::Metrics;
 
 use super::{Findings, Kind};
@@ -33,8 +33,8 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
 }
 
 fn watch(config: &Config, findings: &mut Findings) {
-    let limits = Limits { timeout: config.helper_timeout, output_max: config.helper_output_max };
-    let helper = Helper::persistent(config.helper.clone(), limits, 1, Metrics::new(&config.site));
+    let (command, limits) = (config.helper.clone(), config.helper_limits());
+    let helper = Helper::persistent(command, limits, 1, Metrics::new(&config.site));
     match helper.watch(WATCH) {
         Ok(true) => {}
         Ok(false) => findings.warn(format!(

@@ -38,7 +38,7 @@ use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
 use crate::config::surroundings::Surroundings;
-use crate::helper::HelperCommand;
+use crate::helper::{self, HelperCommand};
 use crate::jwt::VerifyKey;
 use crate::secret::Secret;
 
@@ -346,6 +346,11 @@ fn read_yaml(path: &Path, report: &mut Report) -> Option<File> {
 }
 
 impl Config {
+    /// The bounds of the helper's runs.
+    pub fn helper_limits(&self) -> helper::Limits {
+        helper::Limits { timeout: self.helper_timeout, output_max: self.helper_output_max }
+    }
+
     /// Reads and checks the YAML in `bytes`; what is wrong or strange goes to `report`.
     ///
     /// `None` exactly if there was an error.

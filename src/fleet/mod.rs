@@ -65,7 +65,7 @@ use crate::fleet::pipeline::Pipeline;
 use crate::fleet::reload::Reloading;
 use crate::fleet::roster::Roster;
 use crate::fleet::surfaces::Surfaces;
-use crate::helper::{self, Helper};
+use crate::helper::Helper;
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::node;
@@ -220,17 +220,12 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
 
 /// The site's helper, run as configured.
 pub fn helper(config: &Config, metrics: &Arc<Metrics>) -> Helper {
-    let limits = helper_limits(config);
+    let limits = config.helper_limits();
     let (command, metrics) = (config.helper.clone(), metrics.clone());
     match config.helper_mode {
         HelperMode::Exec => Helper::new(command, limits, metrics),
         HelperMode::Persistent => Helper::persistent(command, limits, config.workers, metrics),
     }
-}
-
-/// The bounds of its runs.
-fn helper_limits(config: &Config) -> helper::Limits {
-    helper::Limits { timeout: config.helper_timeout, output_max: config.helper_output_max }
 }
 
 /// The release build aborts on panic by itself; with this, every build does.

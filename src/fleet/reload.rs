@@ -22,7 +22,7 @@ use crate::fleet::current::Current;
 use crate::fleet::registry;
 use crate::fleet::roster::Roster;
 use crate::fleet::threads::Threads;
-use crate::fleet::{RunError, Shared, helper_limits};
+use crate::fleet::{RunError, Shared};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::ops::audit::{self, Audit, AuditFile, Trail};
@@ -238,7 +238,7 @@ impl Reloader {
         self.log.change_level(config.loglevel);
         let limits = registry::Limits::new(config.interval, config.retry_max);
         let before = self.current.context();
-        let (command, bounds) = (config.helper.clone(), helper_limits(&config));
+        let (command, bounds) = (config.helper.clone(), config.helper_limits());
         let helper = before.helper.replaced(command, bounds, config.workers);
         self.current.put(before.with(config, helper));
         self.roster.registry().reload(limits, Instant::now());
