@@ -1,7 +1,7 @@
 //! Our own certificate and key, which sign requests of protocol version 1 and identify us in TLS, and authorities.
 //!
-//! Texts in, values out; reading the files is left to others. The certificate's dates and issuer are not looked at: brokers and nodes do
-//! that, and theirs is the clock that counts.
+//! Texts in, values out; reading the files is left to others. To sign and to log in, the certificate's dates and issuer are not looked
+//! at: brokers and nodes do that, and theirs is the clock that counts. Who wants to know beforehand what they will say asks [`verify`].
 
 use std::fmt;
 
@@ -276,13 +276,17 @@ impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use openssl::ec::{EcGroup, EcKey};
     use openssl::nid::Nid;
     use openssl::pkey::PKey;
     use openssl::rsa::Rsa;
     use openssl::symm::Cipher;
 
-    use super::{Error, Signer, certificates, tls_key};
+    use super::{Error, Signer, X509, certificates, tls_key, verify};
+    use crate::clock::unix_time;
+    use crate::pki::testing::{Certified, Wanted};
 
     const CERTIFICATE: &str = include_str!("../../tests/vectors/captures/x509/prov.pem");
     const CA: &str = include_str!("../../tests/vectors/captures/x509/ca.pem");
@@ -392,6 +396,27 @@ mod tests {
         check(KEY, "there is none in it");
         check("-----BEGIN CERTIFICATE-----", "no matching end");
         check(junk, "asn1");
+    }
+
+    #[test]
+    fn a_certificate_is_verified_up_to_an_authority() {
+        let root = Wanted::new("root").authority().self_signed();
+        let between = Wanted::new("between").authority().signed_by(&root);
+        let own = Wanted::new("own").signed_by(&between);
+        let at = |seconds: i64, chain: &[&Certified]| {
+            let chain: Vec<X509> = chain.iter().map(|it| it.certificate.clone()).collect();
+            verify(&chain, slice::from_ref(&root.certificate), unix_time() + seconds)
+                .map_err(|error| (error.to_string(), error.is_expired()))
+        };
+        let refused = |why: &str, is_expired| Err((why.to_owned(), is_expired));
+        let whole = [&own, &between];
+        assert_eq!(at(0, &whole), Ok(()));
+        assert_eq!(at(0, &[&own]), refused("unable to get local issuer certificate", false));
+        assert_eq!(at(2 * 86_400, &whole), refused("certificate has expired", true));
+        assert_eq!(at(-2 * 3_600, &whole), refused("certificate is not yet valid", false));
+        let signed_by_no_authority = Wanted::new("x").signed_by(&own);
+        let chain = [&signed_by_no_authority, &own, &between];
+        assert_eq!(at(0, &chain), refused("invalid CA certificate", false));
     }
 
     #[test]
