@@ -111,6 +111,23 @@ fn the_table_of_commands_is_the_list_of_commands() {
 }
 
 #[test]
+fn every_command_for_a_daemon_that_runs_is_where_the_command_line_is_shown() {
+    let commands: BTreeSet<&str> =
+        cli::commands().filter(|word| !["check", "try"].contains(word)).collect();
+    for (document, start, end) in [
+        ("README.md", "\nchoria-provisioner status", " ["),
+        ("dist/man/choria-provisioner.8", "\n.Cm status", "\n"),
+    ] {
+        let text = read(document);
+        let (_, list) = text.split_once(start).expect("there is a list");
+        let (list, _) = list.split_once(end).expect("it ends");
+        let shown: BTreeSet<&str> =
+            list.split('|').skip(1).map(str::trim).chain(["status"]).collect();
+        assert_eq!(shown, commands, "{document}");
+    }
+}
+
+#[test]
 fn every_exit_code_is_in_the_readme() {
     let readme = read("README.md");
     let main = read("src/main.rs");
