@@ -166,7 +166,7 @@ mod tests {
     fn every_key_follows_a_reload_or_needs_a_restart() {
         let mut known: Vec<&str> = keys(&config("")).map(|(key, _)| key).collect();
         known.sort_unstable();
-        // Those of the original that do nothing, and what is not there yet.
+        // Those of the original that do nothing, and the key of a part whose own keys are compared.
         let without_effect = ["broker_port", "rego_policy", "features"];
         let own = File::KEYS.iter().filter(|key| !without_effect.contains(key));
         let mut keys: Vec<String> = own.map(|key| (*key).to_owned()).collect();

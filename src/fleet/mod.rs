@@ -4,21 +4,22 @@
 //! | --- | --- | --- |
 //! | main (`main_loop`) | links, signals, changes of the gate | all others have ended |
 //! | `signals` (`shutdown`) | signals | `Signals` is dropped |
-//! | `reload` | SIGHUP, wishes of operators | all others have ended |
+//! | `reload` | SIGHUP, wishes of operators | all that provision have ended |
 //! | `broker-keeper`, a `broker-reader` for each connection, a `resolver` for each look-up (`transport`) | the socket, timers, DNS | the connection is closed, last of all |
 //! | `listener` | startup events | drain |
 //! | `discoverer` | interval, triggers, late finds | drain |
 //! | `prober` | queues, answers, permits, the gate | drain, after its workers |
 //! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
-//! | `audit` (`ops::audit`) | outcomes to write down | `finisher` has ended and all is written |
+//! | `audit` (`ops::audit`) | outcomes to write down | `finisher` has ended or a reload names another log, and all is written |
 //! | `finisher` | outcomes, a tick | prober and workers have ended |
 //! | `election` or `peers`, unless we are alone | answers, what peers say, changes of the gate, a timer | drain, after all the above |
+//! | `helper-end` for each time that processes of a helper that stays are let go (`helper`) | their end | they have ended, or were killed after 5 s |
 //! | monitor (`ops::http`), `admin` and its clients (`ops::socket`) | requests, commands | all others have ended |
 //!
 //! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
-//! finish; when the last outcome is written leadership is handed over, or our share left to the others, and the connection drains and closes. *Abort*, a second signal or
-//! `drain_timeout`, closes the connection at once and ends every wait; a node stops before its next step. A panic
-//! anywhere ends the process: half a daemon is worse than none.
+//! finish; when the last outcome is written leadership is handed over, or our share left to the others, and the connection
+//! drains and closes. *Abort*, a second signal or `drain_timeout`, closes the connection at once and ends every wait; a node
+//! stops before its next step. A panic anywhere ends the process: half a daemon is worse than none.
 
 pub mod access;
 mod cluster;
