@@ -1,6 +1,7 @@
 //! The registry behind its lock, with the queues it fills: where every sighting goes, and every node is taken from.
 //!
-//! Where several provision side by side both are asked whose the node is. Nothing blocks here: a full queue refuses, is counted, and the node is seen again by a later discovery.
+//! Where several provision side by side both are asked whose the node is. Nothing blocks here: a full queue refuses, is
+//! counted, and the node is seen again by a later discovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

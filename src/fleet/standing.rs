@@ -64,7 +64,7 @@ impl Watch {
     }
 }
 
-/// Knows when no node is in hand any more.
+/// The nodes that are ours: those in hand, which are finished before we leave, and those in the queues, which are dropped.
 pub struct Hands {
     /// What we know of the nodes.
     pub roster: Arc<Roster>,
