@@ -255,6 +255,7 @@ mod tests {
         assert!(note(&mut errors, ErrorKind::TooLarge, "c", now));
         assert_eq!(errors.last.unwrap().text, "a");
     }
+
     fn note(errors: &mut Errors, kind: ErrorKind, text: &str, at: Instant) -> bool {
         errors.note(&BrokerError { kind, text: text.to_owned(), at })
     }
