@@ -22,6 +22,11 @@ fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// The clock of `Instant`, for those outside who read it too.
+pub fn monotonic() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("no time before the start")
+}
+
 /// A time of this machine since it was started, its sleep included, which `Instant` leaves out. Nobody can set this clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(Duration);

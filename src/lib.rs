@@ -30,7 +30,7 @@
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
 //! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
 //! * [`transport`]: the connection to the broker. [`dns`]: where brokers are, and who we are, when no file says so.
-//! * [`gate`]: every reason not to act. [`clock`]: what time it is. [`errors`]: errors in words. [`secret`]: what nobody may see.
+//! * [`gate`]: every reason not to act. [`pulse`]: which threads make progress. [`clock`]: what time it is. [`errors`]: errors in words. [`secret`]: what nobody may see.
 //! * [`metrics`] and [`ops`]: what operators see.
 //!
 //! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
@@ -82,4 +82,5 @@ pub mod errors;
 pub mod gate;
 pub mod metrics;
 pub mod ops;
+pub mod pulse;
 pub mod secret;

@@ -54,6 +54,10 @@ fn the_monitor_port_survives_the_end_of_file_descriptors() {
 struct Unasked;
 
 impl Show for Unasked {
+    fn stuck(&self) -> Vec<String> {
+        unreachable!("nobody asks whether it is alive")
+    }
+
     fn readiness(&self) -> Readiness {
         unreachable!("nobody asks")
     }

@@ -100,6 +100,41 @@ ok "practice nodes are provisioned under the user of the unit, without any capab
 connected_as p.example.net
 ok "the broker sees the name that it would see of root"
 
+choria-provisioner status | grep -q "^State       provisioning for "
+[ "$(stat -c '%a %U:%G' /run/choria-provisioner/admin.sock)" = "660 choria-provisioner:choria-provisioner" ]
+[ "$(systemctl show --property WatchdogUSec --value "$unit")" = 2min ]
+status_text() { systemctl show --property StatusText --value "$unit"; }
+said() { status_text | grep -q "$1"; }
+soon said "^provisioning: .* provisioned$"
+ok "systemd and the admin socket know what the daemon does"
+
+old_pid=$(main_pid)
+sed -i 's/^#*workers: .*/workers: 3/' "$etc/choria-provisioner.yaml"
+systemctl reload "$unit"
+grep -q '"msg":"Settings reloaded, changed: workers"' $log
+sed -i 's/^workers: .*/workers: many/' "$etc/choria-provisioner.yaml"
+! systemctl reload "$unit" 2>/dev/null
+grep -q "\"level\":\"error\".*yaml:[0-9]*: workers: " $log && grep -q '"msg":"Settings not reloaded' $log
+soon said "; the last reload was refused: "
+sed -i 's/^workers: .*/workers: 2/' "$etc/choria-provisioner.yaml"
+systemctl reload "$unit"
+systemctl is-active --quiet "$unit" && [ "$(main_pid)" = "$old_pid" ]
+choria-provisioner status --json | grep -q '"workers_max":2'
+ok "systemctl reload takes good settings and refuses wrong ones, and the daemon goes on"
+
+mkdir -p /run/systemd/system/$unit.d
+printf '[Service]\nWatchdogSec=2\nRestartSec=0\n' >/run/systemd/system/$unit.d/watchdog.conf
+systemctl daemon-reload
+systemctl restart "$unit"
+old_pid=$(main_pid)
+kill -STOP "$old_pid"
+started_again() { [ "$(main_pid)" != "$old_pid" ] && [ "$(main_pid)" != 0 ] && systemctl is-active --quiet "$unit"; }
+soon started_again
+rm -r /run/systemd/system/$unit.d
+systemctl daemon-reload
+systemctl restart "$unit"
+ok "the watchdog starts a daemon again that hangs"
+
 install -o choria-provisioner -g choria-provisioner -m 0600 /dev/null /var/log/choria-provisioner/audit.log
 echo "{}" >/var/log/choria-provisioner/audit.log
 logrotate --force /etc/logrotate.d/choria-provisioner

@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::ops::status::Uplink;
 use crate::protocol::ksuid::Ksuid;
 use crate::protocol::random_bytes;
+use crate::pulse::Pulses;
 use crate::rpc::Rpc;
 use crate::transport::Transport;
 use crate::transport::connection::{Connection, Options};
@@ -40,6 +41,8 @@ pub struct Access {
     pub link_changed: Receiver<()>,
     /// The same for people.
     pub uplink: Arc<Uplink>,
+    /// Which threads make progress; those of the connection are the first.
+    pub pulses: Arc<Pulses>,
 }
 
 impl Access {
@@ -55,7 +58,7 @@ impl Access {
             move || lease.left()
         });
         let (links, link_changed) = Links::new(gate.clone());
-        let uplink = Arc::new(Uplink::new());
+        let (uplink, pulses) = (Arc::new(Uplink::new()), Arc::new(Pulses::new()));
         let (keychain, codec) = Keychain::open(choria).map_err(RunError::Keys)?;
         let options = Options {
             credentials: Box::new({
@@ -63,6 +66,7 @@ impl Access {
                 move || keychain.credentials()
             }),
             connect_timeout: choria.connect_timeout,
+            pulses: pulses.clone(),
             on_link: Box::new({
                 let (links, uplink) = (links.clone(), uplink.clone());
                 move |link| {
@@ -94,6 +98,7 @@ impl Access {
             links,
             link_changed,
             uplink,
+            pulses,
         })
     }
 }

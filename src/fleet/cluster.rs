@@ -12,6 +12,7 @@ use crate::fleet::standing::Hands;
 use crate::fleet::threads::Threads;
 use crate::fleet::{RunError, Shared};
 use crate::protocol::RequestId;
+use crate::pulse::PIECE_MAX;
 use crate::rpc;
 use crate::shutdown::Never;
 
@@ -50,18 +51,19 @@ impl Cluster {
             idle,
         };
         let mut thread = Threads::new();
+        let pulses = &shared.access.pulses;
         let views = match shared.current.config().cooperation {
             Cooperation::Alone => {
                 return Ok(Cluster { member: None, views: Views::default() });
             }
             Cooperation::Elected => {
                 let (election, view) = election(shared, hands)?;
-                thread.start("election", move || election.run())?;
+                thread.start_attended(pulses, "election", PIECE_MAX, move || election.run())?;
                 Views { election: Some(view), peers: None }
             }
             Cooperation::ActiveActive => {
                 let (peers, view) = peers(shared, hands);
-                thread.start("peers", move || peers.run())?;
+                thread.start_attended(pulses, "peers", PIECE_MAX, move || peers.run())?;
                 Views { election: None, peers: Some(view) }
             }
         };

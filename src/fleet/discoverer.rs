@@ -15,6 +15,7 @@ use crate::fleet::roster::Roster;
 use crate::gate::{Gate, RECONNECT_GRACE, Reason};
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
+use crate::pulse;
 use crate::rpc::{self, DiscoveryError, Rpc};
 use crate::shutdown::{Never, is_over};
 
@@ -87,6 +88,7 @@ impl Discoverer {
         let mut next = Instant::now() + interval;
         let late = self.setup.rpc.late_finds();
         loop {
+            pulse::waits();
             let again = next_after_reconnect(self.setup.gate.reconnected_at(), self.looked_at);
             select_biased! {
                 recv(self.setup.stop) -> _ => return,
@@ -105,7 +107,10 @@ impl Discoverer {
                 }
                 recv(again.map_or_else(never, at)) -> _ => self.look(),
                 recv(late) -> found => match found {
-                    Ok(identity) => self.setup.found(&identity),
+                    Ok(identity) => {
+                        pulse::works();
+                        self.setup.found(&identity);
+                    }
                     Err(_) => return,
                 },
             }
@@ -113,6 +118,7 @@ impl Discoverer {
     }
 
     fn look(&mut self) {
+        pulse::works();
         self.looked_at = Instant::now();
         match self.setup.gate.begin() {
             Ok(_) => {

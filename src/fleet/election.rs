@@ -31,6 +31,7 @@ use crate::protocol::ksuid::Ksuid;
 use crate::protocol::peer::{self, Said};
 use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
 use crate::protocol::{Identity, Sender};
+use crate::pulse;
 use crate::rpc::Rpc;
 use crate::shutdown::Never;
 use crate::transport::{Message, Publish, PublishError, Subscription, Transport};
@@ -166,6 +167,7 @@ impl Election {
             let wakes = [self.core.wake(), self.presence.wake(now)];
             let timer = wakes.into_iter().flatten().min();
             let timer = timer.map(|wake| Instant::now() + wake.since(now));
+            pulse::waits();
             select_biased! {
                 recv(self.setup.abort) -> _ => return,
                 recv(self.answers) -> answer => if let Ok((ticket, message)) = answer {
@@ -195,6 +197,7 @@ impl Election {
 
     /// Takes over what the gate says of connection and operator.
     fn look(&mut self) {
+        pulse::works();
         let News { is_lost, is_connected, pause } = self.watch.look();
         let now = BootTime::now();
         if is_lost {
@@ -216,6 +219,7 @@ impl Election {
 
     /// Takes what a peer said.
     fn hear(&mut self, said: Said) {
+        pulse::works();
         match said {
             Said::Handover { instance, number } if instance != self.setup.instance => {
                 self.step(Input::Offer(number));
@@ -262,6 +266,7 @@ impl Election {
     }
 
     fn step(&mut self, input: Input) {
+        pulse::works();
         let outputs = self.core.step(BootTime::now(), input);
         let mut unsent = None;
         for output in outputs {

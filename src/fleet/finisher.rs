@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::node::Report;
 use crate::ops::audit::{Entry, Trail};
 use crate::ops::history::{Ended, History};
+use crate::pulse;
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -58,11 +59,13 @@ impl Finisher {
     pub fn run(self) {
         let sweep = tick(SWEEP);
         loop {
+            pulse::waits();
             // Biased: the sweep comes seldom, and where outcomes never cease it would never have its turn.
             select_biased! {
                 recv(sweep) -> _ => self.sweep(),
                 recv(self.done) -> done => match done {
                     Ok(done) => {
+                        pulse::works();
                         self.finish(done);
                         let more = self.done.try_iter().take(BATCH).map(|done| self.finish(done));
                         // Whoever can't keep up must not rest.
@@ -129,6 +132,7 @@ impl Finisher {
     }
 
     fn sweep(&self) {
+        pulse::works();
         let swept = self.roster.registry().sweep(Instant::now());
         if swept.settled + swept.unseen > 0 {
             log::debug!(component = "finisher", settled = swept.settled, unseen = swept.unseen; "Forgot nodes");

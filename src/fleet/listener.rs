@@ -21,6 +21,7 @@ use crate::protocol::Identity;
 use crate::protocol::json::excerpt;
 use crate::protocol::lifecycle::{self, EventKind};
 use crate::protocol::subject::Pattern;
+use crate::pulse;
 use crate::shutdown::Never;
 use crate::transport::{Handler, Message, Subscription, Transport};
 
@@ -109,10 +110,12 @@ impl Listener {
     /// Runs until it is told to stop.
     pub fn run(mut self) {
         loop {
+            pulse::waits();
             select_biased! {
                 recv(self.setup.stop) -> _ => break,
                 recv(self.events) -> event => match event {
                     Ok(payload) => {
+                        pulse::works();
                         self.buffer.bytes.fetch_sub(payload.len(), Ordering::Relaxed);
                         self.hear(&payload);
                     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, never, select_biased};
+use crossbeam_channel::{Receiver, Sender, at, never, select_biased, tick};
 
 use crate::clock::unix_time;
 use crate::errors::chain;
@@ -18,13 +18,18 @@ use crate::gate::{Gate, Reason};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::ops::audit::Trail;
+use crate::ops::status::Show;
+use crate::ops::systemd::Systemd;
 use crate::protocol::{self, lifecycle, subject};
+use crate::pulse::{self, PIECE_MAX, Pulses};
 use crate::shutdown::{Never, Signals};
 use crate::transport::connection::Connection;
 use crate::transport::{Link, Publish, Transport};
 
 /// How long the broker may take for what was sent last, when the connection is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// What the end takes beside the drain at most: the connection, the audit log and helpers have five seconds each.
+const END_MAX: Duration = Duration::from_secs(20);
 /// How long our startup event may take to reach the broker.
 const ANNOUNCE_MAX: Duration = Duration::from_secs(2);
 
@@ -46,6 +51,12 @@ pub struct MainLoop {
     pub audit: Arc<Trail>,
     pub current: Arc<Current>,
     pub settings_changed: Receiver<()>,
+    /// Told how we are.
+    pub systemd: Arc<Systemd>,
+    /// Says how we are.
+    pub shown: Arc<dyn Show>,
+    /// Which threads make progress; we are one of them.
+    pub pulses: Arc<Pulses>,
 }
 
 /// Why the main thread looks no longer after what comes up.
@@ -61,7 +72,7 @@ enum End {
 
 impl MainLoop {
     /// Ready to serve; `version` is ours, for our startup event.
-    pub fn new(shared: &Shared, version: &str) -> MainLoop {
+    pub fn new(shared: &Shared, version: &str, shown: Arc<dyn Show>) -> MainLoop {
         let access = &shared.access;
         let (rpc, keychain) = (access.rpc.clone(), access.keychain.clone());
         let renew = move || keychain.renew(&rpc);
@@ -88,13 +99,19 @@ impl MainLoop {
             audit: shared.audit.clone(),
             current: shared.current.clone(),
             settings_changed: shared.current.watch(),
+            systemd: shared.systemd.clone(),
+            shown,
+            pulses: access.pulses.clone(),
         }
     }
 
     /// Opens and closes the gate until the drain begins.
     pub fn serve(&mut self, signals: &Signals, log: &Log) {
+        self.pulses.attend("main", PIECE_MAX);
         self.measure();
         self.tokens.look(&self.metrics);
+        self.systemd.ready();
+        self.beat();
         self.attend(signals, log, &signals.drain, &never());
     }
 
@@ -107,15 +124,25 @@ impl MainLoop {
         late: &Receiver<Instant>,
     ) -> End {
         let mut look = self.tokens.tick();
+        let beat = self.systemd.every().map_or_else(never, tick);
         loop {
+            pulse::waits();
             select_biased! {
                 recv(over) -> _ => return End::Over,
                 recv(signals.abort) -> _ => return End::Aborted,
                 recv(late) -> _ => return End::Late,
                 recv(self.link_changed) -> _ => self.link(),
-                recv(self.gate_changed) -> _ => self.measure(),
-                recv(look) -> _ => self.tokens.look(&self.metrics),
+                recv(self.gate_changed) -> _ => {
+                    self.measure();
+                    self.beat();
+                }
+                recv(beat) -> _ => self.beat(),
+                recv(look) -> _ => {
+                    pulse::works();
+                    self.tokens.look(&self.metrics);
+                }
                 recv(self.settings_changed) -> _ => {
+                    pulse::works();
                     self.tokens.adapt(&self.current.config(), &self.metrics);
                     look = self.tokens.tick();
                 }
@@ -124,8 +151,22 @@ impl MainLoop {
         }
     }
 
+    /// Tells systemd how we are: not that we are alive while a thread makes no progress.
+    fn beat(&self) {
+        if self.systemd.every().is_none() {
+            return;
+        }
+        pulse::works();
+        let stuck = self.shown.stuck();
+        for what in &stuck {
+            log::error!(component = "provisioner"; "Not alive: {what}");
+        }
+        self.systemd.beat(&self.shown.status(), stuck.is_empty());
+    }
+
     /// The files we write to were renamed.
     fn reopen(&self, log: &Log) {
+        pulse::works();
         match log.reopen() {
             Ok(()) => log::info!(component = "provisioner"; "Opened the log again"),
             Err(error) => {
@@ -137,6 +178,7 @@ impl MainLoop {
 
     /// The connection came or went.
     fn link(&mut self) {
+        pulse::works();
         if let Some(Link::Up { .. }) = self.links.take() {
             (self.renew)();
             self.announce();
@@ -165,6 +207,7 @@ impl MainLoop {
     }
 
     fn measure(&self) {
+        pulse::works();
         let reasons = self.gate.reasons();
         for reason in Reason::ALL {
             let closed = reasons.contains(&reason);
@@ -188,8 +231,10 @@ impl MainLoop {
         connection: &Connection,
     ) {
         let drain_timeout = self.current.config().drain_timeout;
+        self.systemd.stopping(drain_timeout + END_MAX);
         self.gate.close(Reason::Draining);
         self.measure();
+        self.beat();
         // Whoever leaves does not say that it has come.
         self.announcement = None;
         log::info!(component = "provisioner"; "Shutting down: running nodes may finish");
@@ -226,6 +271,8 @@ mod tests {
 
     use super::*;
     use crate::config::security::Security;
+    use crate::ops::status::testing::Still;
+    use crate::ops::systemd::testing::Manager;
     use crate::rpc::testing::Net;
     use crate::transport::memory::Memory;
 
@@ -265,6 +312,9 @@ mod tests {
                 audit: Arc::default(),
                 settings_changed: current.watch(),
                 current,
+                systemd: Arc::new(Systemd::default()),
+                shown: Arc::new(Still::default()),
+                pulses: Arc::default(),
             };
             Bench { main, memory, triggered }
         }
@@ -283,6 +333,17 @@ mod tests {
         fn is_open(&self) -> bool {
             self.main.gate.begin().is_ok()
         }
+    }
+
+    #[test]
+    fn the_watchdog_is_fed_only_while_every_thread_makes_progress() {
+        let (mut bench, manager) = (Bench::new(), Manager::new());
+        bench.main.systemd = Arc::new(manager.systemd(&[("WATCHDOG_USEC", "60000000")]));
+        bench.main.beat();
+        assert!(manager.heard().starts_with("WATCHDOG=1\nSTATUS="));
+        bench.main.shown = Arc::new(Still(vec!["thread prober makes no progress".into()]));
+        bench.main.beat();
+        assert!(manager.heard().starts_with("STATUS="));
     }
 
     #[test]

@@ -73,6 +73,7 @@ use crate::node;
 use crate::ops::audit::{AuditFile, Trail};
 use crate::ops::http::Monitor;
 use crate::ops::socket::Socket;
+use crate::ops::systemd::Systemd;
 use crate::protocol::subject::BadSubject;
 use crate::rpc;
 use crate::shutdown::{Never, Signals};
@@ -155,6 +156,8 @@ struct Shared {
     audit: Arc<Trail>,
     /// A message starts a discovery.
     discover: Sender<()>,
+    /// Told how we are.
+    systemd: Arc<Systemd>,
     /// Disconnects when nothing new may be begun.
     drain: Receiver<Never>,
     /// Disconnects when every wait must end.
@@ -192,6 +195,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         roster: Arc::new(roster),
         audit: Arc::default(),
         discover,
+        systemd: Arc::new(Systemd::of_process()),
         drain: signals.drain.clone(),
         abort: signals.abort.clone(),
         choria,
@@ -208,7 +212,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
     let observer = surfaces::observer(&shared, &pipeline, views.clone(), version);
     let surfaces = Surfaces::serve(&shared, &observer, views.election, &reloading, monitor, admin)?;
 
-    let mut main = MainLoop::new(&shared, version);
+    let mut main = MainLoop::new(&shared, version, observer);
     main.serve(&signals, &log);
     main.stop(&signals, &log, pipeline.threads, member, &shared.access.connection);
     reloading.stop(&signals.abort);

@@ -28,6 +28,7 @@ use crate::metrics::Metrics;
 use crate::protocol::ksuid::Ksuid;
 use crate::protocol::peer::{Heartbeat, Role, Said};
 use crate::protocol::{Identity, Sender, subject};
+use crate::pulse;
 use crate::rpc::Rpc;
 use crate::shutdown::Never;
 use crate::transport::{Publish, Subscription, Transport};
@@ -134,6 +135,7 @@ impl Peers {
             let look_for_idle = if leaving { at(Instant::now() + LOOK_FOR_IDLE) } else { never() };
             let now = BootTime::now();
             let timer = self.core.wake(now).map(|wake| Instant::now() + wake.since(now));
+            pulse::waits();
             select_biased! {
                 recv(self.setup.abort) -> _ => return,
                 recv(self.watch.changed) -> _ => self.look(),
@@ -156,6 +158,7 @@ impl Peers {
 
     /// Takes over what the gate says of connection and operator.
     fn look(&mut self) {
+        pulse::works();
         let News { is_lost, is_connected, pause } = self.watch.look();
         if is_lost {
             self.step(Input::Link(None));
@@ -171,6 +174,7 @@ impl Peers {
     }
 
     fn step(&mut self, input: Input) {
+        pulse::works();
         let outputs = self.core.step(BootTime::now(), input);
         let mut unsent = None;
         for output in outputs {

@@ -20,6 +20,7 @@ use crate::fleet::worker::rate::RateLimit;
 use crate::fleet::{RunError, Shared};
 use crate::ops::history::History;
 use crate::protocol::subject;
+use crate::pulse::PIECE_MAX;
 
 /// Outcomes on their way to the finisher; prober and workers wait when there are more. Memory is taken for all of them.
 const DONE_MAX: usize = 256;
@@ -64,10 +65,13 @@ impl Pipeline {
         };
 
         let mut threads = Threads::new();
-        threads.start("listener", move || listener.run())?;
-        threads.start("discoverer", move || discoverer.run())?;
-        threads.start("prober", move || prober.run())?;
-        threads.start("finisher", move || finisher.run())?;
+        let pulses = &shared.access.pulses;
+        threads.start_attended(pulses, "listener", PIECE_MAX, move || listener.run())?;
+        // It waits for answers within a piece of work.
+        let limit = PIECE_MAX + shared.choria.discovery_timeout * 2;
+        threads.start_attended(pulses, "discoverer", limit, move || discoverer.run())?;
+        threads.start_attended(pulses, "prober", PIECE_MAX, move || prober.run())?;
+        threads.start_attended(pulses, "finisher", PIECE_MAX, move || finisher.run())?;
         Ok(Pipeline { threads, desks, history, last_discovery, skew })
     }
 }

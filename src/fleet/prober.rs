@@ -24,6 +24,7 @@ use crate::gate::{Gate, Term};
 use crate::metrics::Metrics;
 use crate::node::{Outcome, Probed, Report};
 use crate::protocol::{Identity, RequestId};
+use crate::pulse;
 use crate::rpc::actions::{Action, Call, Inventory};
 use crate::rpc::{Answer, Arrival, Registration, Rpc, RpcError, SendError};
 use crate::shutdown::{Never, is_over};
@@ -131,6 +132,8 @@ impl Prober {
     /// Runs until it is told to stop, then waits for the workers to finish what they have.
     pub fn run(mut self) {
         while self.step() {}
+        // From now on it waits for others.
+        pulse::waits();
         let Prober { setup, core, .. } = self;
         // The requests must be gone before anybody waits: nobody reads their answers any more.
         drop(core);
@@ -139,6 +142,7 @@ impl Prober {
 
     /// Does what is due, then waits for whatever comes first. False when it is time to end.
     fn step(&mut self) -> bool {
+        pulse::works();
         let now = Instant::now();
         let open = self.setup.gate.begin().ok();
         if open.is_some() && is_over(&self.connection) {
@@ -168,6 +172,7 @@ impl Prober {
         let due = [self.core.next_due(), next_token, try_again, look];
         let wake = due.into_iter().flatten().min();
         let timer = wake.map_or_else(never, at);
+        pulse::waits();
         select_biased! {
             recv(self.setup.stop) -> _ => return false,
             recv(self.setup.again) -> key => if let Ok(key) = key {
@@ -192,6 +197,7 @@ impl Prober {
 
     /// Keeps to the settings as they are now.
     fn adapt(&mut self, now: Instant) {
+        pulse::works();
         let config = self.setup.current.config();
         self.setup.limits = Limits::of(&config);
         self.core.limit(self.setup.limits);
@@ -237,6 +243,7 @@ impl Prober {
 
     /// Takes a node from a queue.
     fn take_up(&mut self, key: &Key) {
+        pulse::works();
         self.core.turn_taken();
         if !self.setup.roster.is_wanted(key) {
             return;
@@ -269,6 +276,7 @@ impl Prober {
     }
 
     fn hear(&mut self, arrival: Arrival) {
+        pulse::works();
         let Arrival { id, at, answer, .. } = arrival;
         match answer {
             Answer::NoResponders => {

@@ -26,6 +26,7 @@ use crate::fleet::{RunError, Shared};
 use crate::logging::Log;
 use crate::metrics::Metrics;
 use crate::ops::audit::{self, Audit, AuditFile, Trail};
+use crate::ops::systemd::Systemd;
 use crate::shutdown::{Never, is_over};
 
 /// Operators that wait for a reload: as many as can be connected to the admin socket.
@@ -93,6 +94,7 @@ impl Reloading {
             instance: shared.access.instance.as_str().to_owned(),
             metrics: shared.metrics.clone(),
             log: log.clone(),
+            systemd: shared.systemd.clone(),
             hangup,
             wished,
             drain: shared.drain.clone(),
@@ -132,6 +134,7 @@ struct Reloader {
     instance: String,
     metrics: Arc<Metrics>,
     log: Log,
+    systemd: Arc<Systemd>,
     hangup: Receiver<()>,
     wished: Receiver<Wish>,
     /// Nothing is reloaded when the process is ending.
@@ -157,7 +160,12 @@ impl Reloader {
     /// Reloads, and tells everybody what came of it.
     fn reload(&self) -> Result<Reloaded, NotReloaded> {
         log::info!(component = "config"; "Reading the settings again");
-        let outcome = self.try_reload();
+        let outcome = self.refuse_at_the_end().and_then(|()| {
+            self.systemd.reloading();
+            let outcome = self.try_reload();
+            self.systemd.ready();
+            outcome
+        });
         self.metrics.config_last_reload_successful.set(i64::from(outcome.is_ok()));
         match &outcome {
             Ok(Reloaded { changed, warnings }) => {
@@ -181,7 +189,6 @@ impl Reloader {
     }
 
     fn try_reload(&self) -> Result<Reloaded, NotReloaded> {
-        self.refuse_at_the_end()?;
         let Settings { config, choria, warnings } = self.source.load().map_err(|report| {
             NotReloaded(report.errors.iter().map(ToString::to_string).collect())
         })?;

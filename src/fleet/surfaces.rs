@@ -1,6 +1,7 @@
 //! What operators see of us and give us their commands through: the monitor port and the admin socket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::fleet::cluster::Views;
 use crate::fleet::pipeline::Pipeline;
@@ -10,6 +11,11 @@ use crate::ops::command::Operator;
 use crate::ops::http::{self, Monitor};
 use crate::ops::socket::{self, Socket};
 use crate::ops::status::{Observer, Sources};
+
+/// How long a worker may have a node beyond its time. A request that counts whatever the time is tried so often, with
+/// `discovery_timeout` for each try.
+const WORKER_SLACK: Duration = Duration::from_secs(5 * 60);
+const RESTART_TRIES: u32 = 5;
 
 /// Each is served on threads of its own, if there is one.
 pub struct Surfaces {
@@ -81,6 +87,8 @@ pub fn observer(
         uplink: access.uplink.clone(),
         election: views.election,
         peers: views.peers,
+        pulses: access.pulses.clone(),
+        worker_slack: WORKER_SLACK + shared.choria.discovery_timeout * RESTART_TRIES,
         broker_error: Box::new({
             let connection = access.connection.clone();
             move || connection.last_error()

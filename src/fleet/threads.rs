@@ -1,10 +1,13 @@
 //! Starting threads and waiting for their end.
 
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::fleet::RunError;
+use crate::pulse::Pulses;
 use crate::shutdown::Never;
 
 /// Threads that end by themselves, and a channel that tells when all have.
@@ -33,6 +36,21 @@ impl Threads {
         let builder = thread::Builder::new().name(name.to_owned());
         self.handles.push(builder.spawn(run).map_err(|error| RunError::Thread { name, error })?);
         Ok(())
+    }
+
+    /// Starts a thread that `pulses` looks after; its pieces of work may take up to `limit`.
+    pub fn start_attended(
+        &mut self,
+        pulses: &Arc<Pulses>,
+        name: &'static str,
+        limit: Duration,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), RunError> {
+        let pulses = Arc::clone(pulses);
+        self.start(name, move || {
+            pulses.attend(name, limit);
+            work();
+        })
     }
 
     /// Disconnects when all threads have ended; no other can be started.

@@ -188,8 +188,10 @@ impl Worker {
             let node = key.identity.as_str();
             log::info!(component = node, node, attempt; "Provisioning {node}");
             let since = Instant::now();
-            let identity = key.identity.clone();
-            let desk = Desk { identity, attempt, since, progress: probed.progress.clone() };
+            let (identity, deadline) = (key.identity.clone(), probed.deadline);
+            let thread = thread::current().name().unwrap_or_default().to_owned();
+            let progress = probed.progress.clone();
+            let desk = Desk { identity, attempt, since, deadline, thread, progress };
             let shown = self.desks.show(&key, desk);
             let report = Box::new(node::provision(&context, probed, &mut permit));
             drop(shown);

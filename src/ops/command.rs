@@ -379,23 +379,7 @@ mod tests {
     use crate::fleet::roster::Queues;
     use crate::metrics::Metrics;
     use crate::node::{Outcome, Report};
-    use crate::ops::status::{Readiness, testing};
-
-    struct Still;
-
-    impl Show for Still {
-        fn readiness(&self) -> Readiness {
-            Readiness { ready: true, reasons: Vec::new() }
-        }
-
-        fn status(&self) -> Status {
-            testing::status()
-        }
-
-        fn nodes(&self, query: &Query) -> Nodes {
-            Nodes { matching: 1, nodes: vec![testing::stuck(&query.name, "because")] }
-        }
-    }
+    use crate::ops::status::testing::{self, Still};
 
     struct Bench {
         operator: Operator,
@@ -413,7 +397,7 @@ mod tests {
             gate.open(Reason::Disconnected);
             let roster = Arc::new(roster);
             let (reload, wishes) = bounded(1);
-            let (shown, election) = (Arc::new(Still), None);
+            let (shown, election) = (Arc::new(Still::default()), None);
             let operator = Operator { shown, gate, roster, discover, election, reload };
             Bench { operator, discovers, queues, wishes }
         }

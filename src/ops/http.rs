@@ -16,6 +16,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -679,7 +680,13 @@ impl Pages {
             "/metrics" => {
                 response(200, metrics::CONTENT_TYPE, &[], &self.metrics.render(), head_only)
             }
-            "/livez" => response(200, PLAIN, &[], "alive\n", head_only),
+            "/livez" => {
+                let stuck = self.shown.stuck();
+                let (status, word) = if stuck.is_empty() { (200, "alive") } else { (503, "stuck") };
+                let lines = iter::once(word).chain(stuck.iter().map(String::as_str));
+                let text: String = lines.map(|line| format!("{line}\n")).collect();
+                response(status, PLAIN, &[], &text, head_only)
+            }
             "/" => match page::query(&request.query) {
                 Err(wrong) => response(400, PLAIN, &[], &format!("{wrong}\n"), head_only),
                 Ok(query) => {
@@ -869,6 +876,15 @@ mod tests {
         let site = Site::start();
         let answer = site.ask("HEAD /livez HTTP/1.1\r\n\r\n");
         assert_eq!((answer.header("Content-Length"), answer.body.as_str()), (Some("6"), ""));
+    }
+
+    #[test]
+    fn whoever_makes_no_progress_is_named() {
+        let site = Site::start();
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 200, Some("alive\n"));
+        site.fake.stuck.lock().push("thread prober makes no progress for 61 s".into());
+        let stuck = "stuck\nthread prober makes no progress for 61 s\n";
+        site.answers("GET /livez HTTP/1.1\r\n\r\n", 503, Some(stuck));
     }
 
     #[test]
@@ -1206,6 +1222,7 @@ mod tests {
         readiness: Mutex<Readiness>,
         names: Mutex<Vec<String>>,
         asked: Mutex<Option<Query>>,
+        stuck: Mutex<Vec<String>>,
     }
 
     impl Fake {
@@ -1215,11 +1232,16 @@ mod tests {
                 readiness: Mutex::new(readiness),
                 names: Mutex::default(),
                 asked: Mutex::default(),
+                stuck: Mutex::default(),
             }
         }
     }
 
     impl Show for Fake {
+        fn stuck(&self) -> Vec<String> {
+            self.stuck.lock().clone()
+        }
+
         fn readiness(&self) -> Readiness {
             self.readiness.lock().clone()
         }

@@ -9,4 +9,5 @@ pub mod page;
 pub mod socket;
 pub mod status;
 mod stop;
+pub mod systemd;
 pub mod text;

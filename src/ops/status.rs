@@ -25,6 +25,7 @@ use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::ops::history::{Ended, History};
+use crate::pulse::Pulses;
 use crate::transport::Link;
 use crate::transport::errors::{BrokerError, ErrorKind};
 
@@ -595,6 +596,8 @@ pub struct Readiness {
 /// Whoever can say what we are doing. Asked on the thread that serves all requests to the monitor port: it must be quick and
 /// must not block.
 pub trait Show: Send + Sync {
+    /// What makes no progress and never will, one line each: whoever supervises us had better start us again.
+    fn stuck(&self) -> Vec<String>;
     /// Whether we may act, or stand by on purpose, and every reason why not.
     fn readiness(&self) -> Readiness;
     /// All that we are doing.
@@ -665,6 +668,10 @@ pub struct Sources {
     pub election: Option<Arc<election::View>>,
     /// Who shares the nodes with us, if that is how it is done.
     pub peers: Option<Arc<peers::View>>,
+    /// Which threads make progress.
+    pub pulses: Arc<Pulses>,
+    /// How long a worker may have a node beyond its time, since `restart` is asked for in any case.
+    pub worker_slack: Duration,
     /// The broker's last error.
     pub broker_error: Box<dyn Fn() -> Option<BrokerError> + Send + Sync>,
 }
@@ -739,7 +746,34 @@ impl Observer {
     }
 }
 
+impl Observer {
+    /// Workers that have a node beyond all its time. Whoever waits for the connection, or to lead again, waits on purpose.
+    fn stuck_workers(&self, now: Instant) -> Vec<String> {
+        let Sources { gate, desks, worker_slack, .. } = &self.sources;
+        if gate.reasons().iter().any(|why| matches!(why, Reason::Disconnected | Reason::Standby)) {
+            return Vec::new();
+        }
+        let connected_at = gate.reconnected_at();
+        let overdue = |desk: &Desk| {
+            let from = connected_at.map_or(desk.deadline, |at| at.max(desk.deadline));
+            now.saturating_duration_since(from) > *worker_slack
+        };
+        let line = |desk: Desk| {
+            let (thread, node) = (&desk.thread, &desk.identity);
+            let time = now.saturating_duration_since(desk.since).as_secs();
+            format!("thread {thread} makes no progress: it has had {node} for {time} s")
+        };
+        desks.all().into_iter().filter(overdue).map(line).collect()
+    }
+}
+
 impl Show for Observer {
+    fn stuck(&self) -> Vec<String> {
+        let now = Instant::now();
+        let threads = self.sources.pulses.stuck(now).into_iter().map(|stuck| stuck.to_string());
+        threads.chain(self.stuck_workers(now)).collect()
+    }
+
     fn status(&self) -> Status {
         let now = Instant::now();
         let Sources { gate, roster, desks, history, metrics, .. } = &self.sources;
@@ -970,7 +1004,7 @@ fn count(gauge: i64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::registry::{Limits, Sighted, Sighting};
+    use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
     use crate::fleet::roster::Queues;
     use crate::node::{Outcome as Ending, Report};
     use crate::protocol::Identity;
@@ -1009,6 +1043,8 @@ mod tests {
                 uplink: Arc::new(Uplink::new()),
                 election: None,
                 peers: None,
+                pulses: Arc::default(),
+                worker_slack: Duration::from_secs(300),
                 broker_error,
             });
             Bench { observer, error, _queues: queues }
@@ -1117,6 +1153,32 @@ mod tests {
         assert_eq!(ready(), (true, helper.into()));
         let outcome = &bench.observer.status().outcomes[0];
         assert_eq!((outcome.attempt, outcome.took_secs), (3, 1.5));
+    }
+
+    #[test]
+    fn a_worker_that_has_a_node_beyond_all_its_time_is_stuck_unless_it_waits_on_purpose() {
+        let bench = Bench::new();
+        let Sources { gate, desks, .. } = &bench.observer.sources;
+        let ago = |secs| Instant::now() - Duration::from_secs(secs);
+        let show = |name: &str, generation, deadline| {
+            let identity = Identity::parse(name).unwrap();
+            let (thread, progress) = (format!("worker-{generation}"), Arc::default());
+            let key = Key { identity: identity.clone(), generation };
+            let since = ago(900);
+            desks.show(&key, Desk { identity, attempt: 1, since, deadline, thread, progress })
+        };
+        let _late = show("n1", 1, ago(400));
+        let _slow = show("n2", 2, ago(200));
+        assert_eq!(bench.observer.stuck(), [""; 0], "there is no connection");
+        bench.connect();
+        let stuck = "thread worker-1 makes no progress: it has had n1 for 900 s";
+        assert_eq!(bench.observer.stuck(), [stuck]);
+        gate.close(Reason::Disconnected);
+        assert_eq!(bench.observer.stuck(), [""; 0]);
+        gate.open(Reason::Disconnected);
+        assert_eq!(bench.observer.stuck(), [""; 0], "it has only just been connected again");
+        gate.close(Reason::Operator);
+        assert_eq!(bench.observer.stuck(), [""; 0]);
     }
 
     #[test]
@@ -1230,6 +1292,28 @@ mod tests {
 #[cfg(test)]
 pub mod testing {
     use super::*;
+
+    /// Shows the same whenever it is asked, and so much that makes no progress.
+    #[derive(Default)]
+    pub struct Still(pub Vec<String>);
+
+    impl Show for Still {
+        fn stuck(&self) -> Vec<String> {
+            self.0.clone()
+        }
+
+        fn readiness(&self) -> Readiness {
+            Readiness { ready: true, reasons: Vec::new() }
+        }
+
+        fn status(&self) -> Status {
+            status()
+        }
+
+        fn nodes(&self, query: &Query) -> Nodes {
+            Nodes { matching: 1, nodes: vec![stuck(&query.name, "because")] }
+        }
+    }
 
     /// A daemon at work, with something to show everywhere.
     pub fn status() -> Status {

@@ -28,6 +28,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::metrics::Metrics;
 use crate::protocol::subject::Pattern;
+use crate::pulse::Pulses;
 use crate::shutdown::Never;
 use crate::transport::address::ServerAddress;
 use crate::transport::backoff::{Backoff, FIVE_SEC, TWENTY_SEC};
@@ -77,6 +78,8 @@ pub struct Options {
     pub on_error: Box<dyn Fn(&BrokerError) + Send + Sync>,
     /// Counts connections and errors.
     pub metrics: Arc<Metrics>,
+    /// Looks after keeper and reader.
+    pub pulses: Arc<Pulses>,
 }
 
 impl Options {
@@ -96,6 +99,7 @@ impl Options {
             on_link: Box::new(|_| {}),
             on_error: Box::new(|_| {}),
             metrics,
+            pulses: Arc::default(),
         }
     }
 }

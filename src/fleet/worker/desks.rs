@@ -23,6 +23,10 @@ pub struct Desk {
     pub attempt: u32,
     /// When a worker took it.
     pub since: Instant,
+    /// When its time is up.
+    pub deadline: Instant,
+    /// Who has it.
+    pub thread: String,
     /// How far it has come.
     pub progress: Arc<Progress>,
 }

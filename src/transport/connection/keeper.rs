@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, at, bounded, never, select_biased, tick};
 use zeroize::Zeroizing;
 
 use crate::dns;
+use crate::pulse::{self, PIECE_MAX};
 use crate::shutdown::Never;
 use crate::transport::Link;
 use crate::transport::address::ServerAddress;
@@ -71,6 +72,10 @@ impl Keeper {
     }
 
     fn run(mut self) {
+        let options = &self.shared.options;
+        // A connection and its greeting have a time of their own.
+        let limit = PIECE_MAX + options.connect_timeout + options.handshake_timeout;
+        options.pulses.attend("broker-keeper", limit);
         let mut failures = 0;
         while self.pause(failures) {
             failures = if self.round() { 0 } else { failures + 1 };
@@ -90,6 +95,7 @@ impl Keeper {
             0 => Duration::ZERO,
             _ => table.wait(failures, &mut self.random),
         };
+        pulse::waits();
         select_biased! {
             recv(self.stopped) -> _ => false,
             recv(at(Instant::now() + wait)) -> _ => true,
@@ -98,6 +104,7 @@ impl Keeper {
 
     /// Tries every broker until one accepts us, and stays with it to its end; true if it was a good while.
     fn round(&mut self) -> bool {
+        pulse::works();
         let credentials = match (self.shared.options.credentials)() {
             Ok(credentials) => credentials,
             Err(NoCredentials(text)) => {
@@ -106,6 +113,7 @@ impl Keeper {
             }
         };
         for server in self.servers() {
+            pulse::works();
             let begun = Instant::now();
             match self.greet(&server, &credentials) {
                 Ok(greeted) => {
@@ -191,6 +199,7 @@ impl Keeper {
 
         let mut last = no_connection(io::ErrorKind::AddrNotAvailable.into());
         for address in addresses {
+            pulse::works();
             let deadline = Instant::now() + options.connect_timeout;
             let attempt = dial::connect(address, deadline, &self.shared.slot)
                 .map_err(no_connection)
@@ -292,12 +301,14 @@ impl Keeper {
         let pings = tick(options.ping_interval);
         let mut is_up = false;
         loop {
+            pulse::waits();
             select_biased! {
                 recv(self.stopped) -> _ => wire.end(ErrorKind::Lost, "closed by us"),
                 recv(ended) -> _ => break,
                 recv(in_place) -> answered => {
                     in_place = never();
                     if answered.is_ok() {
+                        pulse::works();
                         late = never();
                         is_up = true;
                         self.up(&wire, &server, begun);
@@ -305,6 +316,7 @@ impl Keeper {
                 }
                 recv(late) -> _ => wire.end(ErrorKind::Handshake, "no answer to our subscriptions"),
                 recv(pings) -> _ => {
+                    pulse::works();
                     if wire.keepalives_unanswered() >= KEEPALIVES_MAX {
                         wire.end(ErrorKind::Stale, "it does not answer PING");
                     } else {
@@ -313,6 +325,7 @@ impl Keeper {
                     }
                 }
                 recv(woken) -> _ => {
+                    pulse::works();
                     // As above.
                     let _ = wire.flush();
                 }
@@ -321,6 +334,7 @@ impl Keeper {
                 break;
             }
         }
+        pulse::works();
         let Ending { kind, reason } = wire.ending().unwrap_or_else(unexplained);
         if is_up {
             *shared.current.write() = None;

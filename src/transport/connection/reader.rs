@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::Sender;
 
+use crate::pulse::{self, PIECE_MAX};
 use crate::shutdown::Never;
 use crate::transport::Message;
 use crate::transport::address::ServerAddress;
@@ -49,6 +50,7 @@ impl Reader {
     }
 
     fn run(mut self) {
+        self.shared.options.pulses.attend("broker-reader", PIECE_MAX);
         let Ending { kind, reason } = self.read();
         self.wire.end(kind, reason);
         drop(self.end);
@@ -59,9 +61,11 @@ impl Reader {
         let mut parser = mem::take(&mut self.parser);
         let mut piece = vec![0; READ_SIZE];
         loop {
+            pulse::works();
             if let Err(ending) = self.take_all(&mut parser) {
                 return ending;
             }
+            pulse::waits();
             let ending = match self.wire.socket().read(&mut piece) {
                 Ok(0) => Ending::new(ErrorKind::Lost, "it closed the connection"),
                 Ok(len) => match self.wire.open(&piece[..len], &mut parser) {
