@@ -12,6 +12,9 @@ use parking_lot::{Mutex, RwLock};
 use crate::config::Config;
 use crate::node::Context;
 
+/// Reasons of a refused reload that are shown; the log has all.
+const REASONS_KEPT: usize = 3;
+
 /// What nodes are provisioned with, until the next reload.
 pub struct Current {
     context: RwLock<Arc<Context>>,
@@ -45,7 +48,11 @@ impl Current {
 
     /// It stays as it is: a reload was refused.
     pub fn refused(&self, reasons: &[String]) {
-        *self.refused.lock() = Some((Instant::now(), reasons.join("; ")));
+        let mut text = reasons.iter().take(REASONS_KEPT).cloned().collect::<Vec<_>>().join("; ");
+        if let Some(more) = reasons.len().checked_sub(REASONS_KEPT).filter(|more| *more > 0) {
+            text += &format!("; and {more} more");
+        }
+        *self.refused.lock() = Some((Instant::now(), text));
     }
 
     /// When and why the last reload was refused; nothing if it was not.

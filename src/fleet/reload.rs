@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, after, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, select_biased};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_time;
@@ -36,12 +36,47 @@ const WISHES_MAX: usize = 8;
 const END_MAX: Duration = Duration::from_secs(1);
 
 /// Why nothing is reloaded any more.
-pub const ENDING: &str = "the daemon is shutting down";
+const ENDING: &str = "the daemon is shutting down";
 
-/// A reload that somebody waits for.
-pub struct Wish {
-    /// Where the outcome goes; there must be room for it.
-    pub outcome: Sender<Result<Reloaded, NotReloaded>>,
+/// How long an operator waits for a reload; whoever asks through the socket has a little more patience.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// What came of a reload.
+pub type Outcome = Result<Reloaded, NotReloaded>;
+
+/// Asks for reloads.
+#[derive(Debug, Clone)]
+pub struct Asking {
+    wishes: Sender<Sender<Outcome>>,
+    /// Disconnects when nothing is reloaded any more.
+    over: Receiver<Never>,
+}
+
+impl Asking {
+    /// Has the thread asked that receives `wishes`: each is where its outcome goes, with room for it.
+    pub(crate) fn new(wishes: Sender<Sender<Outcome>>, over: Receiver<Never>) -> Asking {
+        Asking { wishes, over }
+    }
+
+    /// Waits for a reload.
+    ///
+    /// # Errors
+    ///
+    /// [`NotReloaded`]; it may yet happen if reading takes long.
+    pub fn reload(&self) -> Outcome {
+        let (outcome, told) = bounded(1);
+        let refuse = |why: &str| Err(NotReloaded(vec![why.to_owned()]));
+        match self.wishes.try_send(outcome) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return refuse("too many wait for a reload"),
+            Err(TrySendError::Disconnected(_)) => return refuse(ENDING),
+        }
+        select_biased! {
+            recv(told) -> outcome => outcome.unwrap_or_else(|_| refuse(ENDING)),
+            recv(self.over) -> _ => refuse(ENDING),
+            recv(after(PATIENCE)) -> _ => refuse("the settings are still being read: the log will tell"),
+        }
+    }
 }
 
 /// A reload took effect.
@@ -67,7 +102,7 @@ impl std::error::Error for NotReloaded {}
 
 /// The thread, for as long as the daemon runs.
 pub struct Reloading {
-    wishes: Sender<Wish>,
+    asking: Asking,
     running: Sender<Never>,
     thread: Threads,
 }
@@ -98,16 +133,16 @@ impl Reloading {
             hangup,
             wished,
             drain: shared.drain.clone(),
-            stop,
+            stop: stop.clone(),
         };
         let mut thread = Threads::new();
         thread.start("reload", move || reloader.run())?;
-        Ok(Reloading { wishes, running, thread })
+        Ok(Reloading { asking: Asking::new(wishes, stop), running, thread })
     }
 
-    /// Where operators ask for a reload.
-    pub fn wishes(&self) -> Sender<Wish> {
-        self.wishes.clone()
+    /// How operators ask for a reload.
+    pub fn asking(&self) -> Asking {
+        self.asking.clone()
     }
 
     /// Ends it. A reload that still reads its files is left behind: it takes no effect any more.
@@ -136,7 +171,7 @@ struct Reloader {
     log: Log,
     systemd: Arc<Systemd>,
     hangup: Receiver<()>,
-    wished: Receiver<Wish>,
+    wished: Receiver<Sender<Outcome>>,
     /// Nothing is reloaded when the process is ending.
     drain: Receiver<Never>,
     stop: Receiver<Never>,
@@ -148,7 +183,7 @@ impl Reloader {
         loop {
             select_biased! {
                 recv(self.stop) -> _ => return,
-                recv(self.wished) -> wish => if let Ok(Wish { outcome }) = wish {
+                recv(self.wished) -> wish => if let Ok(outcome) = wish {
                     // Whoever asked may have lost patience.
                     let _ = outcome.try_send(self.reload());
                 },
@@ -158,14 +193,15 @@ impl Reloader {
     }
 
     /// Reloads, and tells everybody what came of it.
-    fn reload(&self) -> Result<Reloaded, NotReloaded> {
+    fn reload(&self) -> Outcome {
+        if let Err(refused) = self.refuse_at_the_end() {
+            log::warn!(component = "config"; "Settings not reloaded: {refused}");
+            return Err(refused);
+        }
         log::info!(component = "config"; "Reading the settings again");
-        let outcome = self.refuse_at_the_end().and_then(|()| {
-            self.systemd.reloading();
-            let outcome = self.try_reload();
-            self.systemd.ready();
-            outcome
-        });
+        self.systemd.reloading();
+        let outcome = self.try_reload();
+        self.systemd.ready();
         self.metrics.config_last_reload_successful.set(i64::from(outcome.is_ok()));
         match &outcome {
             Ok(Reloaded { changed, warnings }) => {
@@ -188,7 +224,7 @@ impl Reloader {
         outcome
     }
 
-    fn try_reload(&self) -> Result<Reloaded, NotReloaded> {
+    fn try_reload(&self) -> Outcome {
         let Settings { config, choria, warnings } = self.source.load().map_err(|report| {
             NotReloaded(report.errors.iter().map(ToString::to_string).collect())
         })?;

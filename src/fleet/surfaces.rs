@@ -45,7 +45,7 @@ impl Surfaces {
                 roster: shared.roster.clone(),
                 discover: shared.discover.clone(),
                 election: election.clone(),
-                reload: reloading.wishes(),
+                reload: reloading.asking(),
             };
             let serving = socket.serve(Arc::new(operator));
             serving.map_err(|error| RunError::Thread { name: "admin", error })

@@ -105,7 +105,12 @@ impl Workers {
     /// Changes how many nodes may be worked on at once. Those in hand beyond that are finished.
     pub fn resize(&mut self, active_max: usize) {
         self.crew.seats_max = seats_for(active_max);
-        self.seats.resize(active_max, self.crew.seats_max);
+        let mut nodes_max = self.crew.seats_max;
+        if self.crew.not_before.is_some() {
+            // There is no thread for more.
+            nodes_max = nodes_max.min(self.crew.threads.len());
+        }
+        self.seats.resize(active_max, nodes_max);
     }
 
     /// Hands a node to the thread that its permit came with.
@@ -567,5 +572,20 @@ mod tests {
         drop((first, third, fourth, fifth));
         drop(permit(&mut crew, later).unwrap());
         assert_eq!(crew.threads.len(), 4, "an idle one is there");
+    }
+
+    #[test]
+    fn more_permits_are_no_more_seats_while_the_system_has_no_thread() {
+        let bench = bench(1, 32);
+        let start = Box::new(|_| Err(io::ErrorKind::WouldBlock.into()));
+        let crew = Crew { threads: Vec::new(), start, seats_max: 32, not_before: None };
+        let mut workers = Workers { seats: bench.seats.clone(), jobs: unbounded().0, crew };
+        let deadline = Instant::now() + SOON;
+        assert!(workers.permit(deadline).is_none());
+        workers.resize(8);
+        assert!(workers.permit(deadline).is_none(), "nobody could work on it");
+        let thread = Box::new(|_| Ok(thread::spawn(|| {})));
+        (workers.crew.start, workers.crew.not_before) = (thread, None);
+        assert!(workers.permit(deadline).is_some());
     }
 }

@@ -6,15 +6,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crossbeam_channel::{RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::Sender;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::election::View;
 use crate::fleet::election::core::Role;
 use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDenied};
-use crate::fleet::reload::{ENDING, NotReloaded, Reloaded, Wish};
+use crate::fleet::reload::{Asking, Reloaded};
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
 use crate::ops::status::{Nodes, Query, Show, Status};
@@ -129,12 +129,9 @@ pub struct Operator {
     pub discover: Sender<()>,
     /// Who leads, if that is decided by an election.
     pub election: Option<Arc<View>>,
-    /// A message has the settings read again.
-    pub reload: Sender<Wish>,
+    /// Has the settings read again.
+    pub reload: Asking,
 }
-
-/// How long an operator waits for a reload; whoever asks through the socket has a little more patience.
-const RELOAD_MAX: Duration = Duration::from_secs(25);
 
 impl Obey for Operator {
     fn obey(&self, command: Command) -> Result<Answer, Refused> {
@@ -328,27 +325,13 @@ impl Operator {
 
     fn reload(&self) -> Result<Reload, Refused> {
         log::info!(component = "operator"; "An operator wants the settings read again");
-        let (outcome, told) = bounded(1);
-        self.reload.try_send(Wish { outcome }).map_err(|error| {
-            Refused(match error {
-                TrySendError::Full(_) => "too many wait for a reload".into(),
-                TrySendError::Disconnected(_) => ENDING.into(),
-            })
-        })?;
-        match told.recv_timeout(RELOAD_MAX) {
-            Ok(Ok(Reloaded { changed, warnings })) => {
-                let message = match changed.as_slice() {
-                    [] => "Reloaded; no setting is other than before.".into(),
-                    keys => format!("Reloaded; changed: {}.", keys.join(", ")),
-                };
-                Ok(Reload { changed: !changed.is_empty(), message, settings: changed, warnings })
-            }
-            Ok(Err(NotReloaded(reasons))) => Err(Refused(reasons.join("\n"))),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Refused("the settings are still being read: the log will tell".into()))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(Refused(ENDING.into())),
-        }
+        let Reloaded { changed, warnings } =
+            self.reload.reload().map_err(|refused| Refused(refused.to_string()))?;
+        let message = match changed.as_slice() {
+            [] => "Reloaded; no setting is other than before.".into(),
+            keys => format!("Reloaded; changed: {}.", keys.join(", ")),
+        };
+        Ok(Reload { changed: !changed.is_empty(), message, settings: changed, warnings })
     }
 }
 
@@ -371,21 +354,26 @@ fn nothing(message: &str) -> Change {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
-    use crossbeam_channel::Receiver;
+    use crossbeam_channel::{Receiver, bounded};
 
     use super::*;
     use crate::fleet::registry::{Key, Limits, Next};
+    use crate::fleet::reload::{NotReloaded, Outcome as Reloading};
     use crate::fleet::roster::Queues;
     use crate::metrics::Metrics;
     use crate::node::{Outcome, Report};
     use crate::ops::status::testing::{self, Still};
+    use crate::shutdown::Never;
 
     struct Bench {
         operator: Operator,
         discovers: Receiver<()>,
         queues: Queues,
-        wishes: Receiver<Wish>,
+        wishes: Receiver<Sender<Reloading>>,
+        /// Until the daemon ends.
+        over: Option<Sender<Never>>,
     }
 
     impl Bench {
@@ -396,10 +384,12 @@ mod tests {
             let gate = Arc::new(Gate::new());
             gate.open(Reason::Disconnected);
             let roster = Arc::new(roster);
-            let (reload, wishes) = bounded(1);
+            let (wish, wishes) = bounded(1);
+            let (over, ending) = bounded(0);
+            let reload = Asking::new(wish, ending);
             let (shown, election) = (Arc::new(Still::default()), None);
             let operator = Operator { shown, gate, roster, discover, election, reload };
-            Bench { operator, discovers, queues, wishes }
+            Bench { operator, discovers, queues, wishes, over: Some(over) }
         }
 
         /// Follows a command given as it comes through the socket.
@@ -493,21 +483,17 @@ mod tests {
 
     #[test]
     fn whoever_wants_a_reload_hears_what_came_of_it() {
-        let bench = Bench::new(10);
+        let mut bench = Bench::new(10);
         let reload = |outcome| {
             thread::scope(|scope| {
                 let asking = scope.spawn(|| bench.operator.obey(Command::Reload {}));
-                let wish = bench.wishes.recv().unwrap();
-                match outcome {
-                    Some(outcome) => wish.outcome.send(outcome).unwrap(),
-                    None => drop(wish),
-                }
+                bench.wishes.recv().unwrap().send(outcome).unwrap();
                 asking.join().unwrap().map(|answer| serde_json::to_value(answer).unwrap())
             })
         };
         let reloaded = Reloaded { changed: vec!["workers".into()], warnings: vec!["w".into()] };
         assert_eq!(
-            reload(Some(Ok(reloaded))).unwrap(),
+            reload(Ok(reloaded)).unwrap(),
             serde_json::json!({
                 "changed": true,
                 "message": "Reloaded; changed: workers.",
@@ -517,10 +503,15 @@ mod tests {
         );
         let reasons = vec!["p.yaml:1: wrong".into(), "p.yaml:2: wrong too".into()];
         assert_eq!(
-            reload(Some(Err(NotReloaded(reasons)))).unwrap_err().0,
+            reload(Err(NotReloaded(reasons))).unwrap_err().0,
             "p.yaml:1: wrong\np.yaml:2: wrong too"
         );
-        assert_eq!(reload(None).unwrap_err().0, ENDING);
+        // Files that can't be read to their end must not hold up ours.
+        bench.over = None;
+        let refused = bench.operator.obey(Command::Reload {}).unwrap_err();
+        assert_eq!(refused.0, "the daemon is shutting down");
+        let refused = bench.operator.obey(Command::Reload {}).unwrap_err();
+        assert_eq!(refused.0, "too many wait for a reload", "that one is there still");
     }
 
     #[test]
