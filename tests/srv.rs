@@ -9,6 +9,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 
+use choria_provisioner::check::{self, Wanted};
 use choria_provisioner::config::Source;
 use choria_provisioner::config::surroundings::{Names, Surroundings};
 use choria_provisioner::dns;
@@ -26,7 +27,8 @@ use fleet::Fleet;
 #[test]
 fn nodes_are_provisioned_through_the_brokers_of_a_domain() {
     let mut first = NatsServer::start();
-    let dns = DnsServer::start(vec![(10, free_port()), (20, port(&first))]);
+    let dns =
+        DnsServer::start(vec![(10, "localhost", free_port()), (20, "localhost", port(&first))]);
     let site = TempDir::new("srv");
     let daemon = start(&site, &dns);
     // The one that should be tried first is not there.
@@ -35,7 +37,7 @@ fn nodes_are_provisioned_through_the_brokers_of_a_domain() {
 
     // Where brokers move, DNS tells.
     let second = NatsServer::start();
-    *dns.records.lock() = vec![(10, port(&second))];
+    *dns.records.lock() = vec![(10, "localhost", port(&second))];
     first.kill();
     let connected = format!("Connected to nats://localhost:{}", port(&second));
     wait_until(SOON, "it is connected to the other one", || log(&site).contains(&connected));
@@ -47,25 +49,31 @@ fn nodes_are_provisioned_through_the_brokers_of_a_domain() {
     daemon.join().expect("it does not panic").expect("it ends well");
 }
 
+#[test]
+fn a_broker_that_dns_names_badly_is_a_warning_while_another_lets_us_in() {
+    let broker = NatsServer::start();
+    let dns = DnsServer::start(vec![(10, "bad!host", 4222), (20, "localhost", port(&broker))]);
+    let site = TempDir::new("srv");
+    let Source { yaml, client, surroundings, .. } = source(&site, &dns);
+    let wanted = Wanted {
+        config: &yaml,
+        choria_config: &client,
+        pid: None,
+        is_offline: false,
+        is_moving: false,
+    };
+    let found = check::run(&wanted, &surroundings);
+    assert_eq!(found.errors, []);
+    let named = found.warnings.iter().filter(|warning| warning.text.contains("in DNS left out"));
+    assert_eq!(named.count(), 1, "{:?}", found.warnings);
+}
+
 /// The daemon, in a thread of its own.
 fn start(
     site: &TempDir,
     dns: &DnsServer,
 ) -> thread::JoinHandle<Result<(), choria_provisioner::fleet::RunError>> {
-    let helper = site.write_program("helper", HELPER);
-    let key = site.write("verify.pem", &Fleet::verify_key_pem());
-    let yaml = format!(
-        "helper: {}\nfeatures: {{jwt: on}}\njwt_verify_cert: {}\ntoken: s3cret\nchoria_insecure: on\ninterval: 1s\nlogfile: {}\n",
-        helper.display(),
-        key.display(),
-        site.path().join("log").display(),
-    );
-    let yaml = site.write("provisioner.yaml", &yaml);
-    let client = "identity = p.example.net\nplugin.choria.srv_domain = example.net\n";
-    let client = site.write("choria.cfg", client);
-    let names = Names { hosts: "/etc/hosts".into(), dns: dns::Servers::Fixed(vec![dns.address]) };
-    let surroundings = Surroundings { names: Some(names), ..Surroundings::default() };
-    let source = Source { yaml, client, surroundings, is_debug: false };
+    let source = source(site, dns);
     let settings = source.load().expect("the files are good");
     let config = settings.config;
     let log = Log::start(&config.logfile, config.log_format, config.loglevel);
@@ -83,6 +91,24 @@ fn start(
     thread::spawn(move || choria_provisioner::fleet::run(setup, signals))
 }
 
+/// Its files, and the DNS server it asks.
+fn source(site: &TempDir, dns: &DnsServer) -> Source {
+    let helper = site.write_program("helper", HELPER);
+    let key = site.write("verify.pem", &Fleet::verify_key_pem());
+    let yaml = format!(
+        "helper: {}\nfeatures: {{jwt: on}}\njwt_verify_cert: {}\ntoken: s3cret\nchoria_insecure: on\ninterval: 1s\nlogfile: {}\n",
+        helper.display(),
+        key.display(),
+        site.path().join("log").display(),
+    );
+    let yaml = site.write("provisioner.yaml", &yaml);
+    let client = "identity = p.example.net\nplugin.choria.srv_domain = example.net\n";
+    let client = site.write("choria.cfg", client);
+    let names = Names { hosts: "/etc/hosts".into(), dns: dns::Servers::Fixed(vec![dns.address]) };
+    let surroundings = Surroundings { names: Some(names), ..Surroundings::default() };
+    Source { yaml, client, surroundings, is_debug: false }
+}
+
 fn log(site: &TempDir) -> String {
     tail(&std::fs::read_to_string(site.path().join("log")).unwrap_or_default())
 }
@@ -92,15 +118,18 @@ fn port(broker: &NatsServer) -> u16 {
     address.port()
 }
 
-/// Knows which brokers a domain has: priority and port, all on this machine.
+/// A broker of a domain: priority, host and port.
+type Record = (u16, &'static str, u16);
+
+/// Knows which brokers a domain has.
 struct DnsServer {
     address: SocketAddr,
-    records: Arc<Mutex<Vec<(u16, u16)>>>,
+    records: Arc<Mutex<Vec<Record>>>,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl DnsServer {
-    fn start(records: Vec<(u16, u16)>) -> DnsServer {
+    fn start(records: Vec<Record>) -> DnsServer {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("there is a free port");
         let address = socket.local_addr().expect("it is bound");
         let (records, asked) = (Arc::new(Mutex::new(records)), Arc::<Mutex<Vec<_>>>::default());
@@ -113,8 +142,8 @@ impl DnsServer {
                 let name = query.questions[0].qname.clone();
                 heard.lock().push(name.to_string());
                 let mut reply = Packet::new_reply(query.id());
-                for &(priority, port) in &*known.lock() {
-                    let target = Name::new("localhost").expect("a name");
+                for &(priority, target, port) in &*known.lock() {
+                    let target = Name::new(target).expect("a name");
                     let data = RData::SRV(SRV { priority, weight: 0, port, target });
                     reply.answers.push(ResourceRecord::new(name.clone(), CLASS::IN, 5, data));
                 }

@@ -24,6 +24,7 @@ use crate::rpc::{self, Rpc};
 use crate::transport::address::ServerAddress;
 use crate::transport::errors::{BrokerError, ErrorKind};
 use crate::transport::login::{self, Credentials};
+use crate::transport::servers::Named;
 use crate::transport::visit::{Call, Visit};
 use crate::transport::{Message, Publish, Subscription, Transport};
 
@@ -59,22 +60,20 @@ pub(super) struct Purpose<'a> {
 }
 
 pub(super) fn check(choria: &Inspected, purpose: Purpose<'_>, findings: &mut Findings) {
-    let servers = choria.brokers.now();
-    for fault in servers.faults {
-        findings.error(Kind::OutOfReach, fault);
-    }
-    if servers.found.len() > BROKERS_MAX {
-        let all = servers.found.len();
+    let Named { found, faults } = choria.brokers.now();
+    if found.len() > BROKERS_MAX {
+        let all = found.len();
         findings.warn(format!("of {all} brokers the first {BROKERS_MAX} were tried"));
     }
-    let servers = &servers.found[..servers.found.len().min(BROKERS_MAX)];
+    let servers = &found[..found.len().min(BROKERS_MAX)];
     let seen: Vec<Seen> = thread::scope(|scope| {
         let look = |server| scope.spawn(move || Seen::of(server, choria, purpose));
         let threads: Vec<_> = servers.iter().map(look).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     });
     let lets_us_in = seen.iter().any(|seen| seen.is_in);
-    for (kind, text) in seen.into_iter().flat_map(|seen| seen.faults) {
+    let not_found = faults.into_iter().map(|fault| (Kind::OutOfReach, fault));
+    for (kind, text) in not_found.chain(seen.into_iter().flat_map(|seen| seen.faults)) {
         match kind {
             // The daemon takes another one.
             Kind::OutOfReach if lets_us_in => findings.warn(text),
