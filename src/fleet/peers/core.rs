@@ -26,7 +26,7 @@ use crate::protocol::peer::{Heartbeat, Role};
 pub const BEAT_EVERY: Duration = Duration::from_secs(2);
 /// How long a heartbeat that came back lets us act, from its sending. Shorter than the time after which a peer is gone.
 pub const LEASE: Duration = Duration::from_secs(4);
-/// How long we listen before we act, from the sending of the first heartbeat that came back.
+/// How long we listen before we act, from the return of the first heartbeat: by then the others have it, too.
 pub const LISTEN: Duration = Duration::from_secs(6);
 /// What was begun goes on after a silence of ours shorter than this: nobody serves our nodes within twelve seconds, and
 /// what is between is for clocks and messages that are late.
@@ -171,7 +171,7 @@ enum Stage {
 struct Stretch {
     /// When the first heartbeat was sent that may come back in it.
     begun: Option<BootTime>,
-    /// When the first one was sent that did.
+    /// When the first one did.
     first: Option<BootTime>,
     /// When the last one was sent that did.
     last: Option<BootTime>,
@@ -331,7 +331,8 @@ impl Core {
         if now >= sent + LEASE || beat.sender != self.us || beat.leaving {
             return;
         }
-        self.stretch.first.get_or_insert(sent);
+        // Before that it may have waited for the socket.
+        self.stretch.first.get_or_insert(now);
         self.stretch.last = Some(sent);
         if self.stage == Stage::Acting {
             self.term = Some(sent);
@@ -644,6 +645,19 @@ mod tests {
         let beat = Heartbeat { number, ..beat(5, "us", Role::Active) };
         let renewed = bench.core.step(time(bench.now), Input::Heard(beat));
         assert_eq!(renewed, [Output::Renew(sent + LEASE)]);
+    }
+
+    #[test]
+    fn listens_from_the_return_of_the_first_heartbeat_which_may_have_waited_for_the_socket() {
+        let mut bench = Bench::new();
+        bench.is_heard = false;
+        bench.connect();
+        let (number, _) = *bench.core.unheard.back().unwrap();
+        bench.freeze(3 * SECOND);
+        bench.is_heard = true;
+        bench.step(Input::Heard(Heartbeat { number, ..beat(5, "us", Role::Active) }));
+        assert!(!acts(&bench.pass(6 * SECOND - 1)));
+        assert!(acts(&bench.pass(1)));
     }
 
     #[test]
