@@ -3,7 +3,7 @@
 mod common;
 mod fleet;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use choria_provisioner::protocol::peer::{self, Heartbeat, Said};
 use choria_provisioner::protocol::subject::peers;
@@ -236,6 +236,29 @@ fn a_daemon_whose_heartbeats_the_broker_does_not_pass_on_begins_nothing_and_says
     let (status, body) = daemon.get("/readyz").unwrap();
     assert!(status == 503 && body.contains("choria.provisioner.peer"), "{body}");
     assert_eq!(daemon.metric("discover_cycles"), 0.0);
+}
+
+#[test]
+fn with_each_daemon_more_all_is_done_sooner_where_the_helper_takes_the_time() {
+    // The slow ones are measured, the others show that all of it works.
+    let nodes = if std::env::var_os("SLOW_TESTS").is_some() { 2_000 } else { 60 };
+    let helper = SLOW_HELPER.replace("sleep 0.2", "sleep 0.1");
+    for names in [&["p1"][..], &["p1", "p2"], &["p1", "p2", "p3"]] {
+        let scene = Scene::start();
+        let fleet = scene.fleet(nodes);
+        let start = |name: &&str| scene.daemon(name).helper(&helper).start();
+        let daemons: Vec<Daemon> = names.iter().map(start).collect();
+        wait_until(LISTENED, "the first one acts", || {
+            daemons.iter().any(|daemon| daemon.metric("share_ratio") > 0.0)
+        });
+        let listened = Instant::now();
+        fleet.wait_all_provisioned(within(10 * SOON)).unwrap();
+        let took = listened.elapsed();
+        let speed = nodes as f64 / took.as_secs_f64();
+        eprintln!("{} daemons: {nodes} nodes in {took:.1?}, {speed:.1} a second", names.len());
+        check_once(&fleet);
+        check_shared(&daemons, nodes);
+    }
 }
 
 /// Gives a kill something to fall into.

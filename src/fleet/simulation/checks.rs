@@ -1,6 +1,7 @@
 //! What must hold after every step, and in the end.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::fleet::prober::core::ASKS_MAX;
 use crate::fleet::registry::{self, Counts, Key, NodeState};
@@ -9,13 +10,20 @@ use crate::fleet::simulation::node::{DOWN_MAX, Kind, LOCK, THINKS_MAX};
 use crate::fleet::simulation::process::{Process, Sent, Sink};
 use crate::fleet::simulation::trouble::{OFF_MAX, SETTLED_AFTER};
 use crate::fleet::simulation::world::{Phase, RECONNECT_MAX, World};
-use crate::fleet::simulation::{LEADERLESS_MAX, MINUTE, SECOND, Time, duration, micros};
+use crate::fleet::simulation::{LEADERLESS_MAX, MINUTE, MS, SECOND, Time, duration, micros};
+use crate::protocol::Identity;
 
 /// From a restart of a daemon to its connection, and before it the end of the one before.
 const RESTART_MAX: Time = 45 * SECOND;
 /// The longest an attempt takes once its node has all the time in the world: `configure` was sent, the connection comes and
 /// goes, and then nothing answers `restart`.
 const RESTARTS_MAX: Time = 3 * MINUTE;
+/// The longest until all know whose a node is and its lock has ended.
+const SHARED_MAX: Time = 20 * SECOND + LOCK + 2 * MINUTE;
+/// A peer is reckoned with for twelve seconds after it was heard, by clocks that may be fast.
+const RECKONED: Time = 11_800 * MS;
+/// How long it must have said that it is there before it acts, and how long ago it may have done so last.
+const SPOKEN: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(4)];
 /// The longest a node is queued behind a broken one, at the prober and in front of it.
 const BEHIND_MAX: Time = 10 * SECOND;
 
@@ -54,6 +62,12 @@ impl World {
 
     /// A message leaves a daemon.
     pub fn check_act(&mut self, daemon: usize, sent: &Sent) {
+        let it = &self.daemons[daemon];
+        if self.setup.is_shared && sent.post.is_leaders() && it.connection.is_some() {
+            let spoken = it.voice.at(it.clock.boot(self.now));
+            let has = spoken.is_some_and(|(since, last)| since >= SPOKEN[0] && last <= SPOKEN[1]);
+            assert!(has, "{self:?}: {daemon} sends {:?} unheard: {spoken:?}", sent.post);
+        }
         if !self.setup.is_elected || !sent.post.is_leaders() {
             return;
         }
@@ -72,6 +86,9 @@ impl World {
         process.check_elements();
         process.check_permits();
         process.check_bounds(&self.setup);
+        for attempt in process.attempts.iter().filter(|attempt| attempt.started == self.now) {
+            self.check_shares(daemon, &attempt.key.identity);
+        }
         let now = it.clock.mono(self.now);
         let longest_wait = self.setup.limits.retry_max.max(registry::BUSY_WAIT);
         for node in process.registry.nodes() {
@@ -97,6 +114,25 @@ impl World {
                 let longest = micros(self.setup.node_timeout) + RESTARTS_MAX;
                 assert!(self.now - began <= longest, "{:?} is stuck in a worker", attempt.key);
             }
+        }
+    }
+
+    /// A daemon begins a node: no other that it hears, and that hears it, may begin it as well.
+    fn check_shares(&self, daemon: usize, node: &Identity) {
+        if !self.setup.is_shared {
+            return;
+        }
+        let hears = |to: usize, from: usize| {
+            self.heard.get(&(to, from)).is_some_and(|at| self.now - at < RECKONED)
+        };
+        for (other, it) in self.daemons.iter().enumerate().filter(|(other, _)| *other != daemon) {
+            let Some(process) = it.process.as_ref().filter(|_| !it.is_frozen) else { continue };
+            let may_begin = process.gate.begin(it.clock.boot(self.now)).is_some()
+                && process.owners.as_ref().is_none_or(|owners| owners.is_ours(node));
+            assert!(
+                !may_begin || !hears(daemon, other) || !hears(other, daemon),
+                "{self:?}: {node} is {daemon}'s and {other}'s"
+            );
         }
     }
 
@@ -133,7 +169,7 @@ impl World {
     /// What fails for good is watched for a while, where that costs little.
     fn least_peace(&self) -> Time {
         let is_watched =
-            !self.setup.is_elected && self.nodes.iter().any(|node| node.broken.is_some());
+            self.setup.is_alone() && self.nodes.iter().any(|node| node.broken.is_some());
         if is_watched { 10 * micros(self.setup.limits.retry_max) } else { 5 * SECOND }
     }
 
@@ -147,7 +183,7 @@ impl World {
                     Kind::Silent | Kind::Fails | Kind::Garbage | Kind::BadJwt | Kind::Lies
                 )
             });
-            if fails && !self.setup.forgets && !self.setup.is_elected && self.daemons.len() == 1 {
+            if fails && !self.setup.forgets && self.setup.is_alone() && self.daemons.len() == 1 {
                 let attempts_max = 12 + self.now / micros(self.setup.limits.retry_max);
                 assert!(
                     node.attempts <= attempts_max,
@@ -167,7 +203,10 @@ impl World {
         // Until everybody is there, has a leader and a connection, and has looked.
         let election =
             if self.setup.is_elected { self.brokers.bucket.ttl + LEADERLESS_MAX } else { 0 };
-        let begin = RESTART_MAX + SETTLED_AFTER + RECONNECT_MAX + election + OFF_MAX + DOWN_MAX;
+        // Those that share the nodes listen, and one whose node it is may find it locked by the one whose it was.
+        let sharing = if self.setup.is_shared { SHARED_MAX } else { 0 };
+        let begin =
+            RESTART_MAX + SETTLED_AFTER + RECONNECT_MAX + election + sharing + OFF_MAX + DOWN_MAX;
         // The longest that is still to be waited for what was: each wait by its kind.
         let mut first = 0;
         for daemon in &self.daemons {

@@ -1,7 +1,7 @@
 //! A daemon's machine: its clocks, and the process that runs on it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
@@ -9,9 +9,14 @@ use crate::clock::BootTime;
 use crate::fleet::simulation::network::{Network, PEACE};
 use crate::fleet::simulation::process::{Input, Process};
 use crate::fleet::simulation::{Time, duration, micros};
+use crate::protocol::{Identity, Sender};
 
 /// One of our daemons, whichever process it is at the time.
 pub struct Daemon {
+    /// Who it is to nodes and peers.
+    pub sender: Sender,
+    /// What its peers may have heard of it.
+    pub voice: Voice,
     pub clock: Clock,
     network: Network,
     /// Its way to the broker is slow until then.
@@ -33,9 +38,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(is_smooth: bool, rng: &mut Rng) -> Daemon {
+    pub fn new(name: usize, is_smooth: bool, rng: &mut Rng) -> Daemon {
+        let identity = Identity::parse(&format!("p{name}")).expect("an identity");
         let network = Network::new(8..500, 10..300, rng);
         Daemon {
+            sender: Sender { identity, caller: format!("choria=p{name}") },
+            voice: Voice::default(),
             clock: Clock::new(rng),
             network: if is_smooth { PEACE } else { network },
             congested_until: 0,
@@ -54,6 +62,7 @@ impl Daemon {
     /// The process ends, however that is.
     pub fn ends(&mut self) {
         self.process = None;
+        self.voice = Voice::default();
         self.incarnation += 1;
         self.connection = None;
         self.numbers.clear();
@@ -75,6 +84,32 @@ impl Daemon {
         })
     }
 }
+
+/// When a daemon said that it is there, by its own clock.
+#[derive(Debug, Default)]
+pub struct Voice {
+    /// Since when without a gap, and the last time.
+    spoken: Option<(BootTime, BootTime)>,
+}
+
+impl Voice {
+    /// It says that it is there, or that it leaves.
+    pub fn speaks(&mut self, now: BootTime, is_leaving: bool) {
+        self.spoken = match self.spoken {
+            _ if is_leaving => None,
+            Some((since, last)) if now.since(last) <= GAP_MAX => Some((since, now)),
+            _ => Some((now, now)),
+        };
+    }
+
+    /// For how long it has been saying so, and how long ago it last did.
+    pub fn at(&self, now: BootTime) -> Option<(Duration, Duration)> {
+        self.spoken.map(|(since, last)| (now.since(since), now.since(last)))
+    }
+}
+
+/// Between two heartbeats, of which the second one may have waited for the socket.
+const GAP_MAX: Duration = Duration::from_secs(6);
 
 /// The clocks of a machine: a little too fast or too slow, and one of them stands still while the machine sleeps.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Fleets, brokers and one to three daemons, and everything that can go wrong with them, under one virtual clock and a
 //! seeded generator of trouble.
 //!
-//! Real are the decisions: registry, prober, permits, retries, rate limit, gate and election run as they are. Models are
+//! Real are the decisions: registry, prober, permits, retries, rate limit, gate, election and peers run as they are. Models are
 //! what is around them: the threads ([`process`], [`probes`], [`attempt`]), the network and the clocks ([`world`],
 //! [`network`], [`daemon`]), brokers with the election's bucket ([`broker`]) and the nodes ([`node`]).
 //!
@@ -65,6 +65,8 @@ fn simulated_daemons_keep_every_invariant_and_provision_their_fleet() {
 #[derive(Debug)]
 struct Setup {
     is_elected: bool,
+    /// All provision, each its share of the nodes.
+    is_shared: bool,
     limits: Limits,
     /// Whether its registry forgets nodes for want of room.
     forgets: bool,
@@ -85,8 +87,13 @@ struct Setup {
 
 impl Setup {
     fn new(rng: &mut Rng) -> Setup {
-        let is_elected = rng.u8(..5) < 3;
-        let interval = duration(rng.u64(5..if is_elected { 15 } else { 60 }) * SECOND);
+        let (is_elected, is_shared) = match rng.u8(..10) {
+            0..5 => (true, false),
+            5..7 => (false, true),
+            _ => (false, false),
+        };
+        let is_alone = !is_elected && !is_shared;
+        let interval = duration(rng.u64(5..if is_alone { 60 } else { 15 }) * SECOND);
         let mut limits = Limits::new(interval, interval * rng.u32(1..4));
         // Small bounds are met by small fleets; forgetting is no fault as long as nodes are found again.
         let forgets = rng.u8(..4) == 0;
@@ -108,6 +115,7 @@ impl Setup {
         plan.extend(end);
         Setup {
             is_elected,
+            is_shared,
             limits,
             forgets,
             queue_max: rng.usize(1..=6),
@@ -126,6 +134,11 @@ impl Setup {
             is_quiet: rng.u8(..5) == 0,
             troubles: trouble::Kind::some(rng),
         }
+    }
+
+    /// Whether there is but one, or the nodes' locks alone keep two apart.
+    fn is_alone(&self) -> bool {
+        !self.is_elected && !self.is_shared
     }
 
     fn actions(&self) -> Vec<Action> {
@@ -241,6 +254,13 @@ impl Seen {
             "leader killed",
             "partition",
             "broker restart",
+            "another's",
+            "provisions its share",
+            "a share was gained",
+            "left its share",
+            "a term outlived a silence",
+            "stood by",
+            "listened after it woke up",
         ] {
             assert!(self.things.contains(thing), "no seed saw: {thing}");
         }

@@ -56,7 +56,7 @@ impl Process {
                 };
             let Some(key) = favoured.pop_front().or_else(|| other.pop_front()) else { break };
             self.prober.turn_taken();
-            if self.registry.is_current(&key) {
+            if self.is_ours(&key.identity) && self.registry.is_current(&key) {
                 self.probe_node(&key, scene);
             }
         }
@@ -120,7 +120,9 @@ impl Process {
             };
             let taken = self.prober.take(now).expect("one has answered");
             let key = taken.key;
-            let Some(entry) = self.registry.take(&key, now) else {
+            let is_ours = self.is_ours(&key.identity);
+            let entry = if is_ours { self.registry.take(&key, now) } else { None };
+            let Some(entry) = entry else {
                 let woken = self.permits.end(seat);
                 self.grant(woken);
                 continue;

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use crate::clock::BootTime;
 use crate::fleet::discoverer::next_after_reconnect;
 use crate::fleet::election::core as election;
+use crate::fleet::peers::core as peers;
+use crate::fleet::peers::shares::Owners;
 use crate::fleet::prober;
 use crate::fleet::registry::{Key, Next, Queue, Registry, Sighted, Sighting};
 use crate::fleet::simulation::attempt::Attempt;
@@ -18,7 +20,9 @@ use crate::fleet::worker::permits::{Permits, Seat};
 use crate::fleet::worker::rate::RateLimit;
 use crate::gate::{self, Closed, Reason};
 use crate::node::{Outcome, Report};
-use crate::protocol::Identity;
+use crate::protocol::ksuid::Ksuid;
+use crate::protocol::peer::Heartbeat;
+use crate::protocol::{Identity, Sender};
 use crate::rpc::actions::Action;
 
 /// Names a request.
@@ -62,6 +66,8 @@ pub enum News {
     Announced(usize, u64),
     Election(election::Ticket, election::Answer),
     Offer(u64),
+    /// A daemon says that it is there.
+    Said(usize, Heartbeat),
 }
 
 /// What leaves a process.
@@ -71,6 +77,7 @@ pub enum Post {
     Discovery,
     Election(election::Ticket, broker::Request),
     Offer(u64),
+    Beat(Heartbeat),
 }
 
 impl Post {
@@ -146,12 +153,17 @@ pub struct Process {
     /// Outcomes and when the finisher comes to them.
     pub done: VecDeque<(Instant, Key, Report)>,
     pub election: Option<election::Core>,
+    pub peers: Option<peers::Core>,
+    pub owners: Option<Owners>,
     /// Counts our terms, by what the election says, not by the gate.
     pub term: u32,
     pub has_term: bool,
     /// Until when we lead, by what the election says; none without one.
     pub lease: Option<BootTime>,
     is_stepping_down: bool,
+    sender: Sender,
+    /// It had to listen again.
+    was_interrupted: bool,
     pub is_draining: bool,
     pub link: Option<u32>,
     reconnected_at: Option<Instant>,
@@ -179,14 +191,26 @@ struct Discovery {
 }
 
 impl Process {
-    pub fn new(setup: &Setup, now: Instant, boot: BootTime, rng: fastrand::Rng) -> Process {
+    pub fn new(
+        setup: &Setup,
+        instance: Ksuid,
+        sender: Sender,
+        now: Instant,
+        boot: BootTime,
+        rng: fastrand::Rng,
+    ) -> Process {
         let mut gate = gate::Core::new();
         let election = setup.is_elected.then(|| {
             gate.stand_by();
             election::Core::new(boot, rng)
         });
-        let has_term = election.is_none();
-        let election_lease = election.is_some().then_some(BootTime::START);
+        let peers = setup.is_shared.then(|| {
+            gate.stand_by();
+            gate.listen();
+            peers::Core::new(instance, sender.clone())
+        });
+        let has_term = setup.is_alone();
+        let election_lease = (!has_term).then_some(BootTime::START);
         Process {
             gate,
             is_aborted: false,
@@ -203,6 +227,10 @@ impl Process {
             rate: RateLimit::new(setup.rate),
             done: VecDeque::new(),
             election,
+            peers,
+            owners: None,
+            sender,
+            was_interrupted: false,
             term: 0,
             lease: election_lease,
             has_term,
@@ -233,6 +261,12 @@ impl Process {
             Input::News(News::Offer(number)) => {
                 return self.elect(election::Input::Offer(number), scene);
             }
+            Input::News(News::Said(_, beat)) => {
+                return self.share(peers::Input::Heard(beat), scene);
+            }
+            Input::Election if self.peers.is_some() => {
+                return self.share(peers::Input::Time, scene);
+            }
             Input::Election => return self.elect(election::Input::Time, scene),
             Input::News(news) => self.hear(news, scene),
             Input::Link(link) => self.link(link, scene),
@@ -240,11 +274,13 @@ impl Process {
             Input::Pause(true) => {
                 self.gate.close(Reason::Operator);
                 self.elect(election::Input::Pause(true), scene);
+                self.share(peers::Input::Pause(true), scene);
             }
             Input::Pause(false) => {
                 self.gate.open(Reason::Operator, scene.mono);
                 self.is_triggered = true;
                 self.elect(election::Input::Pause(false), scene);
+                self.share(peers::Input::Pause(false), scene);
             }
             Input::StepDown => {
                 let leads = self.has_term && self.election.is_some();
@@ -288,6 +324,7 @@ impl Process {
             && self.attempts.is_empty()
             && self.done.is_empty()
             && self.election.as_ref().is_none_or(|core| core.is_gone() || self.is_aborted)
+            && self.peers.as_ref().is_none_or(|core| core.is_gone() || self.is_aborted)
     }
 
     /// When the fleet's threads have something to do.
@@ -356,11 +393,16 @@ impl Process {
                 }
             }
             News::Discovered(_) | News::Announced(..) => {}
-            News::Election(..) | News::Offer(_) => unreachable!("the election's own"),
+            News::Election(..) | News::Offer(_) | News::Said(..) => {
+                unreachable!("those have threads of their own")
+            }
         }
     }
 
     pub fn sight(&mut self, identity: &Identity, what: Sighting<'_>, scene: &mut Scene<'_>) {
+        if !self.is_ours(identity) {
+            return scene.note("another's");
+        }
         let Process { registry, first, retry, .. } = self;
         let max = scene.setup.queue_max;
         let sighted = registry.sight(identity, what, scene.mono, &mut |queue, key| {
@@ -376,7 +418,7 @@ impl Process {
             Sighted::NotDue => scene.note("not due"),
             Sighted::QueueFull => scene.note("queue full"),
             Sighted::Denied => scene.note("denied"),
-            Sighted::Others => scene.note("another's"),
+            Sighted::Others => unreachable!("it was asked"),
             Sighted::AskAgain(key) => {
                 scene.note("ask again");
                 if self.again.len() < AGAIN_MAX {
@@ -511,6 +553,8 @@ impl Process {
             self.gate.close(Reason::Disconnected);
         }
         self.elect(election::Input::Link(link.is_some()), scene);
+        let us = link.map(|_| self.sender.clone());
+        self.share(peers::Input::Link(us), scene);
     }
 
     fn drain(&mut self, scene: &mut Scene<'_>) {
@@ -520,6 +564,7 @@ impl Process {
         self.prober = prober::core::Core::new(scene.setup.probes);
         self.forget();
         self.elect(election::Input::Drain, scene);
+        self.share(peers::Input::Drain, scene);
     }
 
     fn forget(&mut self) {
@@ -611,16 +656,109 @@ impl Process {
         }
     }
 
-    /// Tells the election when nobody is worked on any more, if it waits for that.
+    /// Whose a node is; one that is another's is forgotten.
+    pub fn is_ours(&mut self, identity: &Identity) -> bool {
+        let is_ours = self.owners.as_ref().is_none_or(|owners| owners.is_ours(identity));
+        if !is_ours {
+            self.registry.disown(identity);
+        }
+        is_ours
+    }
+
+    /// The peers.
+    fn share(&mut self, input: peers::Input, scene: &mut Scene<'_>) {
+        let Some(core) = &mut self.peers else { return };
+        let outputs = core.step(scene.boot, input);
+        self.obey_peers(outputs, scene);
+        self.leave(scene);
+    }
+
+    fn obey_peers(&mut self, outputs: Vec<peers::Output>, scene: &mut Scene<'_>) {
+        let mut has_changed = false;
+        for output in outputs {
+            scene.say(&format_args!("{output:?}"));
+            has_changed |= !matches!(output, peers::Output::Beat(_) | peers::Output::Renew(_));
+            match output {
+                peers::Output::Beat(beat) => {
+                    if beat.leaving {
+                        scene.note("left its share");
+                    }
+                    let number = beat.number;
+                    if !self.send(Post::Beat(beat), scene) {
+                        self.share(peers::Input::Unsent(number), scene);
+                    }
+                }
+                peers::Output::Owners(owners) => self.owners = Some(owners),
+                peers::Output::Act(until) => {
+                    scene.note("provisions its share");
+                    match (self.has_term, std::mem::take(&mut self.was_interrupted)) {
+                        (true, true) => scene.note("a term outlived a silence"),
+                        (false, true) => scene.note("listened after it woke up"),
+                        _ => {}
+                    }
+                    self.term += u32::from(!self.has_term);
+                    self.has_term = true;
+                    self.lease = Some(until);
+                    self.gate.lead(until);
+                    self.is_triggered = true;
+                }
+                peers::Output::Renew(until) => {
+                    self.lease = Some(until);
+                    self.gate.renew(until);
+                }
+                peers::Output::Listen => {
+                    self.was_interrupted |= self.has_term;
+                    self.lease = Some(BootTime::START);
+                    self.gate.listen();
+                }
+                peers::Output::StandBy(_) => {
+                    scene.note("stood by");
+                    self.lease = Some(BootTime::START);
+                    self.gate.stand_by();
+                }
+                peers::Output::EndTerm => {
+                    assert!(self.has_term, "ended what never began");
+                    self.has_term = false;
+                    self.lease = Some(BootTime::START);
+                    self.gate.end_term();
+                    self.forget();
+                }
+                peers::Output::Gained => {
+                    scene.note("a share was gained");
+                    self.is_triggered = true;
+                }
+                peers::Output::Joined(_) | peers::Output::Gone(..) | peers::Output::Ignored(_) => {}
+            }
+        }
+        if has_changed {
+            self.run(scene);
+        }
+    }
+
+    /// Tells election or peers when nobody is worked on any more, if they wait for that.
     fn leave(&mut self, scene: &mut Scene<'_>) {
+        self.leave_peers(scene);
+        let is_idle = self.is_idle();
         let Some(core) = &mut self.election else { return };
-        let is_idle = match self.is_draining {
-            true => self.attempts.is_empty() && self.done.is_empty(),
-            false => self.registry.counts().working == 0,
-        };
         if core.is_leaving() && is_idle {
             let outputs = core.step(scene.boot, election::Input::Idle);
             self.obey(outputs, scene);
+        }
+    }
+
+    fn leave_peers(&mut self, scene: &mut Scene<'_>) {
+        let is_idle = self.is_idle();
+        let Some(core) = &mut self.peers else { return };
+        if core.is_leaving() && is_idle {
+            let outputs = core.step(scene.boot, peers::Input::Idle);
+            self.obey_peers(outputs, scene);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        match self.is_draining {
+            true => self.attempts.is_empty() && self.done.is_empty(),
+            false => self.registry.counts().working == 0,
         }
     }
 

@@ -84,7 +84,7 @@ impl Kind {
 impl World {
     /// Decides when daemons and nodes begin, and when trouble ends.
     pub fn plan(&mut self) {
-        let longest = TROUBLE_MAX[usize::from(!self.setup.is_elected)];
+        let longest = TROUBLE_MAX[usize::from(self.setup.is_alone())];
         let trouble = self.rng.u64(longest / 4..longest);
         for daemon in 0..self.daemons.len() {
             self.within(5 * SECOND, Event::Start(daemon));
@@ -101,7 +101,7 @@ impl World {
 
     /// Something goes wrong, and something else a little later.
     pub fn trouble(&mut self) {
-        self.within(GAP_MAX[usize::from(!self.setup.is_elected)], Event::Trouble);
+        self.within(GAP_MAX[usize::from(self.setup.is_alone())], Event::Trouble);
         let now = self.now;
         // Whoever leads has the most to lose.
         let leader = self.daemons.iter().position(|daemon| daemon.leads(now));

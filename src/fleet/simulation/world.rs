@@ -1,18 +1,19 @@
 //! The world around the daemons: time, messages on their way, and what happens next.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use fastrand::Rng;
 
 use crate::fleet::election::core as election;
 use crate::fleet::simulation::broker::{self, Brokers};
 use crate::fleet::simulation::checks::Actors;
-use crate::fleet::simulation::daemon::Daemon;
+use crate::fleet::simulation::daemon::{Daemon, Voice};
 use crate::fleet::simulation::network::PEACE;
 use crate::fleet::simulation::node::{Ask, Node};
 use crate::fleet::simulation::process::{Id, Input, News, Post, Process, Sent};
 use crate::fleet::simulation::{MS, SECOND, Scene, Seen, Setup, Time, say};
+use crate::protocol::ksuid::Ksuid;
 
 /// The longest until somebody who lost its broker is back.
 pub const RECONNECT_MAX: Time = 20 * SECOND;
@@ -24,6 +25,9 @@ const EVENT_LATE_MAX: Time = 1_500 * MS;
 const CONGESTION: Time = 5 * SECOND;
 /// How long running nodes get when a daemon drains.
 const DRAIN_TIMEOUT: Time = 30 * SECOND;
+
+/// When the first process began, as Unix time.
+const FIRST_START: i64 = 1_750_000_000;
 
 /// Far more than happens in any run.
 const STEPS_MAX: u64 = 1_000_000;
@@ -42,6 +46,8 @@ pub struct World {
     pub daemons: Vec<Daemon>,
     pub phase: Phase,
     pub actors: Actors,
+    /// When a daemon, the first, last took a heartbeat of another, unless that has left since.
+    pub heard: BTreeMap<(usize, usize), Time>,
     pub disturbed_at: Time,
     sent: Vec<Sent>,
     pub seen: Seen,
@@ -169,7 +175,7 @@ impl World {
     pub fn new(seed: u64, is_traced: bool) -> World {
         let mut rng = Rng::with_seed(seed);
         let setup = Setup::new(&mut rng);
-        let daemons = match (setup.is_elected, rng.u8(..8)) {
+        let daemons = match (!setup.is_alone(), rng.u8(..8)) {
             (true, 0) => 1,
             (true, 1..=2) => 3,
             (true, _) => 2,
@@ -186,7 +192,11 @@ impl World {
         );
         // Where every message may be late or lost, nobody leads for long.
         let is_smooth = rng.bool();
-        let daemons = (0..daemons).map(|_| Daemon::new(is_smooth, &mut rng)).collect();
+        // Two may be one and the same to nodes.
+        let twins = setup.is_shared && rng.u8(..8) == 0;
+        let daemons = (0..daemons)
+            .map(|n| Daemon::new(if twins && n == 1 { 0 } else { n }, is_smooth, &mut rng))
+            .collect();
         let mut world = World {
             seed,
             is_traced,
@@ -200,6 +210,7 @@ impl World {
             daemons,
             phase: Phase::Trouble,
             actors: Actors::default(),
+            heard: BTreeMap::new(),
             disturbed_at: 0,
             sent: Vec::new(),
             seen: Seen::default(),
@@ -335,6 +346,12 @@ impl World {
         let it = &mut daemons[daemon];
         let Some(process) = &mut it.process else { return };
         let is_draining = matches!(input, Input::Drain);
+        if let Input::News(News::Said(from, beat)) = &input {
+            match beat.leaving {
+                true => drop(self.heard.remove(&(daemon, *from))),
+                false => drop(self.heard.insert((daemon, *from), self.now)),
+            }
+        }
         let mut drops_connection = false;
         let mut scene = Scene {
             now,
@@ -378,7 +395,9 @@ impl World {
         let late_max = if self.is_peaceful() { MS } else { LATE_MAX };
         let it = &self.daemons[daemon];
         let Some(process) = &it.process else { return };
-        let election = process.election.as_ref().and_then(election::Core::wake);
+        let boot = it.clock.boot(self.now);
+        let peers = process.peers.as_ref().and_then(|core| core.wake(boot));
+        let election = process.election.as_ref().and_then(election::Core::wake).or(peers);
         let election = election.map(|at| it.clock.when_boot(at));
         let fleet = fleet.map(|at| it.clock.when_mono(at));
         for (at, input) in [(election, Input::Election), (fleet, Input::Fleet)] {
@@ -401,6 +420,10 @@ impl World {
     fn post_all(&mut self, daemon: usize) {
         for sent in std::mem::take(&mut self.sent) {
             self.check_act(daemon, &sent);
+            if let Post::Beat(beat) = &sent.post {
+                let it = &mut self.daemons[daemon];
+                it.voice.speaks(it.clock.boot(self.now), beat.leaving);
+            }
             let it = &self.daemons[daemon];
             let Some((broker, link)) = it.connection else { continue };
             let back = Back { daemon, incarnation: it.incarnation, link };
@@ -425,6 +448,17 @@ impl World {
                         self.convey(daemon, Event::Bucket { back, ticket, request });
                     } else if self.rng.bool() {
                         self.carry(back, News::Election(ticket, election::Answer::NoResponders));
+                    }
+                }
+                Post::Beat(beat) => {
+                    // The sender hears it, too.
+                    for other in 0..self.daemons.len() {
+                        let it = &self.daemons[other];
+                        let Some((at, link)) = it.connection else { continue };
+                        let back = Back { daemon: other, incarnation: it.incarnation, link };
+                        if self.brokers.reaches(broker, at) {
+                            self.carry(back, News::Said(daemon, beat.clone()));
+                        }
                     }
                 }
                 Post::Offer(number) => {
@@ -591,6 +625,7 @@ impl World {
         if self.daemons[daemon].connection.take().is_none() {
             return;
         }
+        self.daemons[daemon].voice = Voice::default();
         let at = self.now + self.rng.u64(..notices);
         self.input(at, daemon, Input::Link(None));
         let incarnation = self.daemons[daemon].incarnation;
@@ -664,8 +699,16 @@ impl World {
         if it.process.is_some() || matches!(self.phase, Phase::Ending { .. }) {
             return;
         }
-        it.process = Some(Process::new(&self.setup, it.clock.mono(now), it.clock.boot(now), rng));
+        let sender = it.sender.clone();
+        let instance = Ksuid::new(FIRST_START + (now / SECOND) as i64, rng_bytes(&mut self.rng));
+        let (mono, boot) = (it.clock.mono(now), it.clock.boot(now));
+        it.process = Some(Process::new(&self.setup, instance, sender, mono, boot, rng));
+        self.heard.retain(|(to, from), _| *to != daemon && *from != daemon);
         let incarnation = it.incarnation;
         self.within(SECOND, Event::Reconnect { daemon, incarnation });
     }
+}
+
+fn rng_bytes(rng: &mut Rng) -> [u8; 16] {
+    std::array::from_fn(|_| rng.u8(..))
 }
