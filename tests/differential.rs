@@ -11,7 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use choria_provisioner::config::choria::{ChoriaConfig, Network, setting};
+use choria_provisioner::config::choria::values::setting;
+use choria_provisioner::config::choria::{ChoriaConfig, Network};
 use choria_provisioner::config::duration::duration;
 use choria_provisioner::config::file::File;
 use choria_provisioner::config::report::Report;

@@ -4,9 +4,12 @@
 //! and where the original would then misbehave for ever, an error. The `choria.conf` files of the working directory and
 //! those above it are not read: a daemon's configuration must not depend on where it starts.
 //!
+//! How lines and values are written is in [`values`], what becomes of each key in [`keys`].
+//!
 //! Source: go-choria's `config/util.go`, `config/config.go` and `confkey/confkey.go`.
 
 pub mod keys;
+pub mod values;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,11 +18,11 @@ use std::time::Duration;
 
 use crate::clock::unix_time;
 use crate::config::choria::keys::{Fate, fate};
+use crate::config::choria::values::{boolean, lines, path, setting};
 use crate::config::duration::{self, words};
 use crate::config::read_file;
 use crate::config::report::Report;
 use crate::config::security::{Checked, Given, Security, Written};
-pub(super) use crate::config::security::{PROVIDER, SSLDIR};
 use crate::config::surroundings::Surroundings;
 use crate::dns;
 use crate::jwt::client;
@@ -428,50 +431,11 @@ fn warn_of_lost_settings(bytes: &[u8], prefix: &str, report: &mut Report) {
     }
 }
 
-/// The lines of a file that are neither empty nor comments, each with its number.
-fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let numbered = text.split('\n').enumerate().map(|(at, line)| (at + 1, line));
-    numbered.filter(|(_, line)| !matches!(line.trim_start().chars().next(), None | Some('#')))
-}
-
-/// One line of the file.
-///
-/// The original searches it for the regular expression `(.+?)\s*=\s*(.+)`, so the key has at least one character,
-/// whatever that is, and so has the value.
-pub fn setting(line: &str) -> Option<(&str, &str)> {
-    let line = line.trim();
-    if line.starts_with('#') {
-        return None;
-    }
-    let is_space = |c: char| matches!(c, ' ' | '\t' | '\x0c' | '\r');
-    line.char_indices().skip(1).filter(|(_, c)| *c == '=').find_map(|(at, _)| {
-        let value = line[at + 1..].trim_start_matches(is_space);
-        (!value.is_empty()).then(|| (line[..at].trim_end_matches(is_space), value))
-    })
-}
-
-pub(super) fn boolean(value: &str) -> Option<bool> {
-    match value.trim().to_ascii_lowercase().as_str() {
-        "1" | "yes" | "true" | "y" | "t" => Some(true),
-        "0" | "no" | "false" | "n" | "f" => Some(false),
-        _ => None,
-    }
-}
-
 fn boolean_or_false(line: usize, key: &str, value: &str, report: &mut Report) -> bool {
     boolean(value).unwrap_or_else(|| {
         report.warn(line, format!("{key}: {value:?} is no boolean, taken as false"));
         false
     })
-}
-
-/// A path; `~` at its beginning is the home directory, whatever follows.
-pub(super) fn path(value: &str, surroundings: &Surroundings) -> PathBuf {
-    let value = value.trim();
-    match (value.strip_prefix('~'), surroundings.variable("HOME")) {
-        (Some(rest), Some(home)) => PathBuf::from(format!("{home}{rest}")),
-        _ => PathBuf::from(value),
-    }
 }
 
 fn integer(
@@ -637,35 +601,6 @@ mod tests {
     use crate::config::report::Finding;
 
     const INSECURE: Network = Network { is_insecure: true, is_elected: false, password: None };
-
-    #[test]
-    fn reads_lines_as_choria_does() {
-        check_line("a=b", Some(("a", "b")));
-        check_line("a = b", Some(("a", "b")));
-        check_line("a\t=\tb", Some(("a", "b")));
-        check_line("a = b = c", Some(("a", "b = c")));
-        check_line("a==b", Some(("a", "=b")));
-        check_line("==b", Some(("=", "b")));
-        check_line("a = \"q\"", Some(("a", "\"q\"")));
-        check_line("a = b # c", Some(("a", "b # c")));
-        check_line("; a=b", Some(("; a", "b")));
-        check_line("  a=b  ", Some(("a", "b")));
-        check_line("a=b\r", Some(("a", "b")));
-        check_line("\u{feff}a = b", Some(("\u{feff}a", "b")));
-        check_line("\u{b}a=b\u{85}", Some(("a", "b"))); // Trimmed by Unicode ...
-        check_line("a\u{a0}=\u{a0}b", Some(("a\u{a0}", "\u{a0}b"))); // ... but not around the sign.
-        check_line("é = b", Some(("é", "b")));
-        check_line("= = b", Some(("=", "b")));
-        check_line("a =", None);
-        check_line("=b", None);
-        check_line("==", None);
-        check_line("=", None);
-        check_line("[x]", None);
-        check_line("# a=b", None);
-        check_line("   # a=b", None);
-        check_line("", None);
-        check_line("a", None);
-    }
 
     #[test]
     fn has_the_defaults_of_choria() {
@@ -1112,10 +1047,5 @@ mod tests {
         assert_eq!(report.errors.len(), 1, "{text:?}: {:?}", report.errors);
         let error = report.errors[0].to_string();
         assert!(error.contains(expected), "{text:?}: {error}");
-    }
-
-    #[track_caller]
-    fn check_line(line: &str, expected: Option<(&str, &str)>) {
-        assert_eq!(setting(line), expected, "{line:?}");
     }
 }

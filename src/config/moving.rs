@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use crate::config::choria::{self, setting};
+use crate::config::choria::values::setting;
 use crate::config::file::File;
 use crate::config::report::{Finding, Report};
+use crate::config::security::{PROVIDER, SSLDIR};
 use crate::config::surroundings::Surroundings;
 use crate::config::{read_file, read_yaml};
 use crate::secret::PASSWORD_VARIABLE;
@@ -72,11 +73,11 @@ fn of_client(text: &str, report: &mut Report) {
         let found = |line| setting(line).filter(|(known, _)| *known == key);
         text.split('\n').filter_map(found).next_back().map(|(_, value)| value)
     };
-    let provider = written(choria::PROVIDER);
-    if provider.is_none_or(|provider| provider == "puppet") && written(choria::SSLDIR).is_none() {
+    let provider = written(PROVIDER);
+    if provider.is_none_or(|provider| provider == "puppet") && written(SSLDIR).is_none() {
         report.warn(
             None,
-            format!("{}: not set; the original asks Puppet for it, and here it is where Puppet has it by default", choria::SSLDIR),
+            format!("{SSLDIR}: not set; the original asks Puppet for it, and here it is where Puppet has it by default"),
         );
     }
 }

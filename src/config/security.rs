@@ -19,7 +19,7 @@ use openssl::x509::X509Ref;
 use zeroize::Zeroizing;
 
 use crate::config::choria::keys::{Fate, fate};
-use crate::config::choria::{boolean, path};
+use crate::config::choria::values::{boolean, path};
 use crate::config::report::Report;
 use crate::config::surroundings::Surroundings;
 use crate::config::{is_open_to_all, read_file, read_secret};
@@ -786,7 +786,7 @@ mod tests {
     use openssl::symm::Cipher;
 
     use super::*;
-    use crate::config::choria::setting;
+    use crate::config::choria::values::setting;
     use crate::jwt::testing::{self, ISSUER_PUBLIC, SIGNER};
     use crate::pki::testing::{Certified, Wanted};
 
