@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use parking_lot::Mutex;
 
 use crate::fleet::finisher::Done;
@@ -37,6 +37,9 @@ pub const SEATS_PER_PERMIT: usize = 8;
 /// Nodes in hand at least: of a thousand good nodes a second five in a hundred may fall silent, and none is given up before
 /// it has been silent for three seconds.
 pub const SEATS_MIN: usize = 256;
+/// Nodes on their way to a thread. There is one for each of them, so whoever hands out more waits for a thread to wake up and
+/// for nothing else; boxed, since memory is taken for all of them.
+const JOBS_MAX: usize = 256;
 /// JSON nested as deep as the parser allows must fit, also without optimisation; untouched pages cost nothing.
 const STACK_BYTES: usize = 1 << 20;
 /// How long the system is not asked for another thread after it had none.
@@ -61,7 +64,7 @@ pub struct Job {
 /// All workers: their seats, their threads and the way to them. Owned by whoever hands out the nodes.
 pub struct Workers {
     seats: Arc<Seats>,
-    jobs: Sender<Job>,
+    jobs: Sender<Box<Job>>,
     crew: Crew,
 }
 
@@ -80,8 +83,7 @@ impl Workers {
         desks: Arc<Desks>,
     ) -> io::Result<Workers> {
         let seats_max = seats_for(active_max);
-        // There are no more jobs than seats, whose number may change.
-        let (jobs, waiting) = unbounded();
+        let (jobs, waiting) = bounded(JOBS_MAX);
         let seats = Arc::new(Seats::new(active_max, seats_max, freed, abort, metrics.clone()));
         let our_faults = Arc::new(OurFaults::new());
         let worker = Worker { jobs: waiting, done, metrics, our_faults, desks };
@@ -116,7 +118,7 @@ impl Workers {
     /// Hands a node to the thread that its permit came with.
     pub fn hand(&self, job: Job) {
         // Threads receive for as long as there is a sender.
-        drop(self.jobs.send(job));
+        drop(self.jobs.send(Box::new(job)));
     }
 
     /// Waits until all nodes in hand have ended.
@@ -179,7 +181,7 @@ impl Crew {
 /// One thread: provisions one node at a time until nobody can hand it another.
 #[derive(Clone)]
 struct Worker {
-    jobs: Receiver<Job>,
+    jobs: Receiver<Box<Job>>,
     done: Sender<Done>,
     metrics: Arc<Metrics>,
     our_faults: Arc<OurFaults>,
@@ -189,7 +191,7 @@ struct Worker {
 impl Worker {
     fn run(self) {
         for job in &self.jobs {
-            let Job { key, attempt, probed, mut permit, context } = job;
+            let Job { key, attempt, probed, mut permit, context } = *job;
             let node = key.identity.as_str();
             log::info!(component = node, node, attempt; "Provisioning {node}");
             let since = Instant::now();
@@ -579,7 +581,7 @@ mod tests {
         let bench = bench(1, 32);
         let start = Box::new(|_| Err(io::ErrorKind::WouldBlock.into()));
         let crew = Crew { threads: Vec::new(), start, seats_max: 32, not_before: None };
-        let mut workers = Workers { seats: bench.seats.clone(), jobs: unbounded().0, crew };
+        let mut workers = Workers { seats: bench.seats.clone(), jobs: bounded(1).0, crew };
         let deadline = Instant::now() + SOON;
         assert!(workers.permit(deadline).is_none());
         workers.resize(8);
