@@ -23,7 +23,8 @@
 //!
 //! In reading order:
 //!
-//! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and ends.
+//! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`appending`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and
+//!   ends.
 //! * [`check`], [`rehearsal`]: the commands that look without touching.
 //! * [`fleet`]: all threads and how they are connected; [`fleet::registry`] is what we know of each node.
 //! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
@@ -53,6 +54,7 @@
 //! * Everything from a node, the helper or the broker is bounded, and ends in a value or an error, never in a panic.
 //! * No lock is held across a wait, a request or a send that may block; the one exception is the turn to write to the socket.
 
+pub mod appending;
 pub mod check;
 pub mod cli;
 pub mod config;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,11 @@ use log::{Level, LevelFilter, Record};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::appending;
 use crate::config::{LogFormat, LogTarget};
+
+/// Who may read a log that we make; the umask takes from it.
+const MODE: u32 = 0o666;
 
 /// The log of this process, once it was started.
 #[derive(Clone)]
@@ -80,7 +84,10 @@ impl Log {
             LogTarget::Stdout => (Some(duplicate(io::stdout())?), None),
             LogTarget::Stderr => (Some(duplicate(io::stderr())?), None),
             LogTarget::Discard => (None, None),
-            LogTarget::File(path) => (Some(open(path)?), Some(path.clone())),
+            LogTarget::File(path) => {
+                let file = appending::open(path, MODE).map_err(|error| unopened(path, error))?;
+                (Some(file), Some(path.clone()))
+            }
         };
         let style = match format {
             LogFormat::Json => Style::Json,
@@ -112,7 +119,10 @@ impl Log {
     /// [`LogError`]; the old file stays in use.
     pub fn reopen(&self) -> Result<(), LogError> {
         if let Some(path) = &self.sink.path {
-            *self.sink.file.lock() = Some(Lines::new(open(path)?));
+            // Whoever is told to do so has other work than to wait for whoever reads a pipe.
+            let file = appending::open_at_once(path, MODE);
+            let file = file.map_err(|error| unopened(path, error))?;
+            *self.sink.file.lock() = Some(Lines::new(file));
         }
         Ok(())
     }
@@ -130,9 +140,8 @@ impl Log {
     }
 }
 
-fn open(path: &Path) -> Result<File, LogError> {
-    let file = OpenOptions::new().append(true).create(true).open(path);
-    file.map_err(|source| LogError::Open { path: path.to_path_buf(), source })
+fn unopened(path: &Path, source: io::Error) -> LogError {
+    LogError::Open { path: path.to_path_buf(), source }
 }
 
 /// The stream without the standard library's buffer, which would split long lines.
@@ -532,7 +541,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("provisioner-log-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (path, old) = (dir.join("log"), dir.join("log.1"));
-        let file = Arc::new(Mutex::new(Some(Lines::new(open(&path).unwrap()))));
+        let file = Arc::new(Mutex::new(Some(Lines::new(appending::open(&path, MODE).unwrap()))));
         let log = Log { sink: Sink { file, path: Some(path.clone()) } };
         let mut sink = log.sink.clone();
         sink.write_all(b"one\n").unwrap();
@@ -550,6 +559,11 @@ mod tests {
             format!("cannot open log file {}: Is a directory (os error 21)", path.display());
         assert_eq!(chain(&error), expected);
         sink.write_all(b"four\n").unwrap();
+        // So does a pipe, while nobody reads it.
+        std::fs::remove_dir(&path).unwrap();
+        appending::testing::make_pipe(&path);
+        let error = chain(&log.reopen().unwrap_err());
+        assert!(error.ends_with("nobody reads this pipe"), "{error}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

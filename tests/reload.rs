@@ -10,6 +10,7 @@ use std::path::Path;
 use common::admin::{builder, fail, run, say, say_json};
 use common::{Daemon, NatsServer, SOON, wait_until, waiting_helper, within};
 use fleet::Fleet;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -337,6 +338,11 @@ fn an_audit_log_can_be_moved_begun_and_ended() {
     daemon.write_setting("audit_log", "/nowhere/audit.log");
     let (_, told) = fail(&run(&daemon, &["reload"]));
     assert!(told.starts_with("cannot open audit log /nowhere/audit.log: "), "{told}");
+    let pipe = path("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("the folder is ours");
+    daemon.write_setting("audit_log", pipe.display());
+    let (_, told) = fail(&run(&daemon, &["reload"]));
+    assert!(told.ends_with("nobody reads this pipe"), "{told}");
     for (number, name) in [(2, "first.log"), (3, "second.log")] {
         daemon.write_setting("audit_log", path(name).display());
         say(&daemon, &["reload"]);

@@ -4,10 +4,9 @@
 //! the disk does not take, is lost and counted. Never a secret: of keys and configurations there are digests only.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -21,6 +20,7 @@ use parking_lot::Mutex;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::appending;
 use crate::errors::chain;
 use crate::fleet::seldom::Seldom;
 use crate::jwt::hex;
@@ -58,8 +58,21 @@ impl AuditFile {
     ///
     /// [`OpenError`]
     pub fn open(path: &Path) -> Result<AuditFile, OpenError> {
+        AuditFile::with(path, appending::open)
+    }
+
+    /// The same, for those who have other work than to wait for whoever reads a pipe.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]
+    pub fn open_at_once(path: &Path) -> Result<AuditFile, OpenError> {
+        AuditFile::with(path, appending::open_at_once)
+    }
+
+    fn with(path: &Path, open: fn(&Path, u32) -> io::Result<File>) -> Result<AuditFile, OpenError> {
         let path = path.to_path_buf();
-        match open(&path) {
+        match open(&path, MODE) {
             Ok(file) => Ok(AuditFile { path, file }),
             Err(source) => Err(OpenError { path, source }),
         }
@@ -108,10 +121,6 @@ impl std::error::Error for OpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(MODE).open(path)
 }
 
 /// One attempt that has ended.
@@ -271,7 +280,7 @@ impl Writer {
     }
 
     fn open_again(&mut self) {
-        match AuditFile::open(&self.path) {
+        match AuditFile::open_at_once(&self.path) {
             Ok(AuditFile { file, .. }) => {
                 (self.file, self.is_torn) = (file, false);
                 log::info!(component = "audit"; "Opened the audit log again");
