@@ -4,6 +4,7 @@
 //! ([`node::rehearse`]). What would be sent then is shown instead, without its secrets. `jwt` takes the node's lock for us, as the
 //! daemon's own request does, and begins another key exchange; so a node that the daemon here is at work on is left alone.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -311,8 +312,21 @@ impl Secrets {
     fn of(config: &Config) -> Secrets {
         let password = config.broker_provisioning_password.as_ref();
         let all = [Some(&config.token), password].into_iter().flatten();
-        let all = all.map(|secret| secret.expose().to_owned());
-        Secrets(all.filter(|text| text.len() >= SECRET_LEN_MIN).collect())
+        Secrets::new(all.map(|secret| secret.expose()))
+    }
+
+    fn new<'a>(all: impl Iterator<Item = &'a str>) -> Secrets {
+        // A text within a text is quoted: by JSON, or by a message of ours.
+        let spellings = |text: &'a str| {
+            let json = Value::from(text).to_string();
+            let debug = format!("{text:?}");
+            [text.to_owned(), json[1..json.len() - 1].into(), debug[1..debug.len() - 1].into()]
+        };
+        let all = all.filter(|text| text.len() >= SECRET_LEN_MIN);
+        let mut spelled: Vec<String> = all.flat_map(spellings).collect();
+        // One that begins with another would keep its end.
+        spelled.sort_by_key(|text| Reverse(text.len()));
+        Secrets(spelled)
     }
 
     fn request(&self, Intended { action, body }: &Intended) -> Request {
@@ -334,11 +348,13 @@ impl Secrets {
                 let settings: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
                 let settings = settings.into_iter().map(|(key, value)| {
                     let value = if is_secret(&key) { HIDDEN.into() } else { self.hidden(value) };
-                    (key, value)
+                    (self.out_of(key), value)
                 });
                 Value::Object(settings.collect())
             }
-            ("server_jwt", Value::String(token)) if !token.is_empty() => claims_of(&token),
+            ("server_jwt", Value::String(token)) if !token.is_empty() => {
+                self.hidden(claims_of(&token))
+            }
             (_, value) => self.hidden(value),
         }
     }
@@ -349,9 +365,10 @@ impl Secrets {
             Value::String(text) if text.contains("PRIVATE KEY-----") => HIDDEN.into(),
             Value::String(text) => self.out_of(text).into(),
             Value::Object(parts) => {
-                let parts = parts.into_iter().map(|(key, value)| (key, self.hidden(value)));
-                Value::Object(parts.collect())
+                let hidden = |(key, value)| (self.out_of(key), self.hidden(value));
+                Value::Object(parts.into_iter().map(hidden).collect())
             }
+            Value::Array(items) => items.into_iter().map(|item| self.hidden(item)).collect(),
             other => other,
         }
     }
@@ -372,9 +389,10 @@ fn claims_of(token: &str) -> Value {
 fn is_secret(key: &str) -> bool {
     let word = key.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let has_end = |end: &str| word.ends_with(end);
-    word.contains("password")
-        || word.contains("secret")
-        || ["pass", "token", "seed", "private_key"].into_iter().any(has_end)
+    ["passw", "secret"].into_iter().any(|part| word.contains(part))
+        || ["pass", "passphrase", "token", "seed", "private_key", "api_key", "apikey"]
+            .into_iter()
+            .any(has_end)
 }
 
 #[cfg(test)]
@@ -392,30 +410,39 @@ mod tests {
         let config = json!({
             "identity": "n1", "plugin.nats.pass": "x1", "plugin.choria.network.provisioning.client_password": "x2",
             "plugin.x.api_token": "x3", "plugin.security.choria.token_file": "/etc/choria/server.jwt",
-            "plugin.x.url": "https://u:s3cret@x/", "plugin.x.pem": "-----BEGIN RSA PRIVATE KEY-----\nx4",
+            "plugin.x.passwd": "x8", "plugin.x.apikey": "x9", "s3cret": "a",
+            "plugin.x.url": "https://u:s3cret@x/", "plugin.x.json": json!(["s3cret", "s3cret\\n2", "s3cret\\n"]).to_string(),
+            "plugin.x.pem": "-----BEGIN RSA PRIVATE KEY-----\nx4",
         });
-        let claims = URL_SAFE_NO_PAD.encode(r#"{"identity":"n1"}"#);
+        let claims = URL_SAFE_NO_PAD
+            .encode(r#"{"identity":"n1","collectives":["s3cret"],"x":{"s3cret":[1]}}"#);
         let body = json!({"agent": "choria_provision", "action": "configure", "data": {
             "token": "s3cret", "key": "x5", "certificate": "CERT", "config": config.to_string(),
-            "server_jwt": format!("x6.{claims}.x7"), "action_policies": {"a.policy": "t s3cret"}, "ssldir": "",
+            "server_jwt": format!("x6.{claims}.x7"), "action_policies": {"s3cret.policy": "t s3cret\\n2"}, "ssldir": "",
         }});
         let intended =
             Intended { action: Action::Configure, body: Zeroizing::new(body.to_string()) };
-        let Request { action, data } = Secrets(vec!["s3cret".to_owned()]).request(&intended);
+        let secrets = Secrets::new(["s3cret", "s3cret\\n2", "abc"].into_iter());
+        let Request { action, data } = secrets.request(&intended);
         assert_eq!(action, "configure");
         assert_eq!(
             data,
             json!({
                 "token": "***", "key": "***", "certificate": "CERT", "ssldir": "",
-                "server_jwt": {"identity": "n1"}, "action_policies": {"a.policy": "t ***"},
+                "server_jwt": {"identity": "n1", "collectives": ["***"], "x": {"***": [1]}},
+                "action_policies": {"***.policy": "t ***"},
                 "config": {
                     "identity": "n1", "plugin.nats.pass": "***",
                     "plugin.choria.network.provisioning.client_password": "***", "plugin.x.api_token": "***",
                     "plugin.security.choria.token_file": "/etc/choria/server.jwt",
-                    "plugin.x.url": "https://u:***@x/", "plugin.x.pem": "***",
+                    "plugin.x.passwd": "***", "plugin.x.apikey": "***", "***": "a",
+                    "plugin.x.url": "https://u:***@x/", "plugin.x.json": "[\"***\",\"***\",\"***\\\\n\"]",
+                    "plugin.x.pem": "***",
                 },
             })
         );
+        let quoted = |secret: &str| secrets.out_of(format!("abc {secret} {secret:?}"));
+        assert_eq!(quoted("s3cret\\n2"), "abc *** \"***\"");
     }
 
     #[test]
