@@ -701,7 +701,7 @@ mod tests {
         );
         assert_eq!(
             bench.ask_of(&pool, "u").unwrap_err(),
-            "cannot decode output from HELPER: defer: invalid type: integer `1`, expected a boolean at line 1 column 10 (ran T s)"
+            "cannot decode output from HELPER: defer: invalid type: integer, expected a boolean at line 1 column 10 (ran T s)"
         );
         assert_eq!(bench.ask_of(&pool, "n1").unwrap(), "n1");
         assert_eq!(bench.counts(), (1, 0));

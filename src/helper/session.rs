@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::process::{Cause, Fed, Process, Ready, Stderr};
-use super::text::escape;
+use super::text::{escape, fault};
 use super::{Input, answer};
 use crate::protocol::json;
 use crate::shutdown::Never;
@@ -111,7 +111,7 @@ impl fmt::Display for Confusion {
         match self {
             Confusion::Empty => f.write_str("an empty line"),
             Confusion::Garbage(error) => {
-                let error = escape(error.to_string().as_bytes(), SHOWN_CHARS_MAX);
+                let error = fault(error, SHOWN_CHARS_MAX);
                 write!(f, "a line that is no answer: {error}")?;
                 if error.starts_with("EOF") {
                     f.write_str("; an answer must be on one line")?;

@@ -1,5 +1,7 @@
 //! Text of foreign origin, made fit for one log line.
 
+use std::borrow::Cow;
+
 /// `bytes` as one line of at most `chars_max` characters: what is not printable is escaped, and a cut is marked.
 pub(super) fn escape(bytes: &[u8], chars_max: usize) -> String {
     // Four bytes a character at most, so that a long text is not decoded in full.
@@ -19,9 +21,41 @@ pub(super) fn escape(bytes: &[u8], chars_max: usize) -> String {
     line
 }
 
+/// What is wrong with JSON of the helper, as one line like [`escape`]'s. What it found in a place is named by its kind alone: it
+/// may be a password that lacks its quotes, and what we say of a node is shown to everybody.
+pub(super) fn fault(error: &serde_json::Error, chars_max: usize) -> String {
+    escape(without_value(&error.to_string()).as_bytes(), chars_max)
+}
+
+/// Serde says `invalid type: string "x", expected a map`.
+fn without_value(text: &str) -> Cow<'_, str> {
+    let kinds = ["invalid type: ", "invalid value: "];
+    let found = kinds.iter().filter_map(|kind| text.find(kind)).min();
+    let (Some(start), Some(end)) = (found, text.rfind(", expected ")) else {
+        return text.into();
+    };
+    match text.get(start..end).and_then(|found| found.find(['"', '`'])) {
+        Some(quote) => format!("{}{}", text[..start + quote].trim_end(), &text[end..]).into(),
+        None => text.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_quotes_no_value() {
+        let check = |json: &str, expected: &str| {
+            let read = serde_json::from_str::<std::collections::BTreeMap<String, String>>(json);
+            assert_eq!(fault(&read.unwrap_err(), 100), expected, "{json}");
+        };
+        check(r#"{"a":12345}"#, "invalid type: integer, expected a string at line 1 column 10");
+        check(r#"{"a":1.5}"#, "invalid type: floating point, expected a string at line 1 column 8");
+        check(r#"{"a":[]}"#, "invalid type: sequence, expected a string at line 1 column 5");
+        check(r#""x, expected `y`""#, "invalid type: string, expected a map at line 1 column 17");
+        check("x", "expected value at line 1 column 1");
+    }
 
     #[test]
     fn escapes_what_could_forge_or_hide_a_log_line() {
