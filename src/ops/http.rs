@@ -434,6 +434,11 @@ impl Guest {
                 self.state = State::Gone;
                 None
             }
+            // What it asked can be read when it is gone already, and answers are most of the work.
+            Progress::Done(_) if !matches!(self.stream.take_error(), Ok(None)) => {
+                self.state = State::Gone;
+                None
+            }
             Progress::Done(request) => Some(pages.answer(&request)),
             Progress::Refused(refusal, head_only) => {
                 pages.refuse(refusal);
@@ -1168,6 +1173,23 @@ mod tests {
         stream.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(Received::read(&mut stream).body, "alive\n");
+    }
+
+    #[test]
+    fn no_answer_is_made_for_a_client_that_is_gone() {
+        let monitor = Monitor::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+        let mut gone = TcpStream::connect(monitor.address()).unwrap();
+        gone.write_all(b"GET /status.json HTTP/1.1\r\n\r\n").unwrap();
+        sockopt::set_socket_linger(&gone, Some(Duration::ZERO)).unwrap();
+        drop(gone);
+        // They are served in their order.
+        let mut next = TcpStream::connect(monitor.address()).unwrap();
+        let fake = Arc::new(Fake::new());
+        let running = monitor.serve(Metrics::new(""), fake.clone()).unwrap();
+        next.write_all(b"GET /livez HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(Received::read(&mut next).body, "alive\n");
+        assert_eq!(*fake.asked.lock(), None);
+        running.stop();
     }
 
     #[test]
