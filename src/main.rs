@@ -177,7 +177,7 @@ fn try_node(arguments: Try) -> End {
                     End::OutOfReach
                 }
                 Failed::NoBroker(_) | Failed::Keys(_) => End::BadConfiguration,
-                Failed::Rpc(_) | Failed::AtWork => End::Failed,
+                Failed::Rpc(_) | Failed::AtWork | Failed::Unsaid(_) => End::Failed,
             };
         }
         Err(error) => {

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::config::security::Problem;
 use crate::config::{AdminSocket, Config, Settings};
+use crate::errors::chain;
 use crate::fleet;
 use crate::fleet::keychain::Keychain;
 use crate::gate::{Gate, Reason};
@@ -27,7 +29,7 @@ use crate::node::{self, Context, Intended, Intent, Probed, Progress, Rehearsal};
 use crate::ops::client;
 use crate::ops::command::Command;
 use crate::ops::socket;
-use crate::ops::status::{Query, Which};
+use crate::ops::status::{NODES_MAX, Query, Which};
 use crate::ops::text::Plain;
 use crate::protocol::{Identity, RequestId};
 use crate::rpc::{self, Patience, Rpc};
@@ -97,6 +99,8 @@ pub enum Failed {
     Rpc(rpc::StartError),
     /// The daemon here is at work on it.
     AtWork,
+    /// The daemon here is there and does not say whether it is.
+    Unsaid(client::Error),
 }
 
 impl fmt::Display for Failed {
@@ -111,6 +115,9 @@ impl fmt::Display for Failed {
             Failed::AtWork => f.write_str(
                 "the daemon is at work on it, and would be disturbed: try again in a moment",
             ),
+            Failed::Unsaid(_) => f.write_str(
+                "the daemon may be at work on it, and would be disturbed: try again in a moment",
+            ),
         }
     }
 }
@@ -120,6 +127,7 @@ impl std::error::Error for Failed {
         match self {
             Failed::Keys(source) => Some(source),
             Failed::Rpc(source) => Some(source),
+            Failed::Unsaid(source) => Some(source),
             Failed::NoBroker(_) | Failed::AtWork => None,
         }
     }
@@ -132,9 +140,7 @@ impl std::error::Error for Failed {
 /// [`Failed`], before the node was asked for anything.
 pub fn run(node: &Identity, settings: Settings, abort: &Receiver<Never>) -> Result<Shown, Failed> {
     let Settings { config, choria, .. } = settings;
-    if is_in_work(&config.admin_socket, node) {
-        return Err(Failed::AtWork);
-    }
+    let unknown = leave_to_the_daemon(&config.admin_socket, node)?;
     let (keychain, codec) = Keychain::open(&choria).map_err(Failed::Keys)?;
     let visit = Visit::begin(Call {
         servers: choria.brokers.now().found,
@@ -182,24 +188,44 @@ pub fn run(node: &Identity, settings: Settings, abort: &Receiver<Never>) -> Resu
         upgrade: None,
         progress: Arc::new(Progress::default()),
     };
-    let rehearsal = node::rehearse(&context, probed, &mut Calm(never()));
+    let mut rehearsal = node::rehearse(&context, probed, &mut Calm(never()));
+    rehearsal.remarks.extend(unknown);
     helper.stop(abort);
     Ok(Shown::new(node, rehearsal, &Secrets::of(&context.config)))
 }
 
-/// Whether the daemon of this machine, if there is one, has the node in hand.
-fn is_in_work(socket: &AdminSocket, node: &Identity) -> bool {
+/// Fails if the daemon of this machine, if there is one, has the node in hand or doesn't say. What is known of none is a remark.
+fn leave_to_the_daemon(socket: &AdminSocket, node: &Identity) -> Result<Option<String>, Failed> {
     let path = match socket {
-        AdminSocket::Off => return false,
+        AdminSocket::Off => return Ok(None),
         AdminSocket::Usual => Path::new(socket::USUAL),
         AdminSocket::At(path) => path,
     };
-    let query = Query { state: Some(Which::Working), name: node.to_string(), ..Query::default() };
-    // Whoever doesn't answer there has nothing in hand that we could know of.
-    let Ok(answer) = client::ask(path, &Command::Nodes(query), true) else { return false };
+    // All of them: the names of many may hold this one.
+    let limit = Some(NODES_MAX);
+    let query =
+        Query { state: Some(Which::Working), name: node.to_string(), limit, ..Query::default() };
+    let answer = match client::ask(path, &Command::Nodes(query), true) {
+        Ok(answer) => answer,
+        Err(client::Error::Unreachable { source, .. })
+            if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            return Ok(None);
+        }
+        Err(error @ client::Error::Unreachable { .. }) => {
+            let error = chain(&error);
+            return Ok(Some(format!(
+                "Whether a daemon is at work on {node} is not known: {error}"
+            )));
+        }
+        Err(error) => return Err(Failed::Unsaid(error)),
+    };
     let listed = serde_json::from_str::<Value>(&answer).unwrap_or_default();
     let nodes = listed["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    nodes.iter().any(|listed| listed["node"] == node.as_str())
+    match nodes.iter().any(|listed| listed["node"] == node.as_str()) {
+        true => Err(Failed::AtWork),
+        false => Ok(None),
+    }
 }
 
 /// There is no other node to make room for.

@@ -6,8 +6,11 @@ mod common;
 mod fleet;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -279,6 +282,27 @@ fn a_node_that_the_daemon_is_at_work_on_is_left_alone() {
     fs::write(go_on, "").unwrap();
     fleet.wait_all_provisioned(within(SOON)).unwrap();
     assert_eq!(fleet.node(0).times_asked(Action::Jwt), 1);
+}
+
+#[test]
+fn a_daemon_that_does_not_say_what_it_is_at_work_on_is_not_disturbed() {
+    let closed = format!("127.0.0.1:{}", free_port());
+    let builder = Daemon::builder(&closed);
+    let socket = builder.dir().join("admin.sock");
+    let daemon = UnixListener::bind(&socket).unwrap();
+    let builder = builder.set("admin_socket", socket.display());
+    let refusing = thread::spawn(move || {
+        let (mut stream, _) = daemon.accept().unwrap();
+        stream.write_all(b"{\"ok\":false,\"error\":\"too many clients\"}\n").unwrap();
+        // Until it has read that.
+        stream.read_to_end(&mut Vec::new()).unwrap();
+    });
+    let output = output(&builder, &[NODE]);
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("too many clients"), "{said}");
+    refusing.join().unwrap();
+    // Nobody listens there any more.
+    assert_eq!(self::output(&builder, &[NODE]).status.code(), Some(75));
 }
 
 /// What would be done to the node, which stays what it is.
