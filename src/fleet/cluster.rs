@@ -8,7 +8,7 @@ use crate::config::Cooperation;
 use crate::fleet::election::{self, Election};
 use crate::fleet::peers::{self, Peers};
 use crate::fleet::roster::Queues;
-use crate::fleet::standing::Hands;
+use crate::fleet::standing::{Hands, Setup};
 use crate::fleet::threads::Threads;
 use crate::fleet::{RunError, Shared};
 use crate::protocol::RequestId;
@@ -51,62 +51,37 @@ impl Cluster {
             idle,
         };
         let mut thread = Threads::new();
-        let pulses = &shared.access.pulses;
+        let access = &shared.access;
+        let setup = Setup {
+            transport: access.transport.clone(),
+            rpc: access.rpc.clone(),
+            identity: shared.choria.identity.clone(),
+            instance: access.instance,
+            gate: access.gate.clone(),
+            hands,
+            metrics: shared.metrics.clone(),
+            discover: shared.discover.clone(),
+            abort: shared.abort.clone(),
+        };
+        let pulses = &access.pulses;
         let views = match shared.current.config().cooperation {
             Cooperation::Alone => {
                 return Ok(Cluster { member: None, views: Views::default() });
             }
             Cooperation::Elected => {
-                let (election, view) = election(shared, hands)?;
+                let election = Election::new(setup, RequestId::random().as_str().to_owned())
+                    .map_err(|error| RunError::Rpc(rpc::StartError(error)))?;
+                let view = election.view();
                 thread.start_attended(pulses, "election", PIECE_MAX, move || election.run())?;
                 Views { election: Some(view), peers: None }
             }
             Cooperation::ActiveActive => {
-                let (peers, view) = peers(shared, hands);
+                let peers = Peers::new(setup);
+                let view = peers.view();
                 thread.start_attended(pulses, "peers", PIECE_MAX, move || peers.run())?;
                 Views { election: None, peers: Some(view) }
             }
         };
         Ok(Cluster { member: Some(Member { busy, thread }), views })
     }
-}
-
-fn election(shared: &Shared, hands: Hands) -> Result<(Election, Arc<election::View>), RunError> {
-    let access = &shared.access;
-    let (view, step_down) = election::View::new();
-    let setup = election::Setup {
-        transport: access.transport.clone(),
-        rpc: access.rpc.clone(),
-        identity: shared.choria.identity.clone(),
-        instance: access.instance,
-        gate: access.gate.clone(),
-        hands,
-        metrics: shared.metrics.clone(),
-        discover: shared.discover.clone(),
-        view: view.clone(),
-        step_down,
-        abort: shared.abort.clone(),
-    };
-    let replies = RequestId::random();
-    let election = Election::new(setup, replies.as_str().to_owned())
-        .map_err(|error| RunError::Rpc(rpc::StartError(error)))?;
-    Ok((election, view))
-}
-
-fn peers(shared: &Shared, hands: Hands) -> (Peers, Arc<peers::View>) {
-    let access = &shared.access;
-    let view = Arc::new(peers::View::new());
-    let peers = Peers::new(peers::Setup {
-        transport: access.transport.clone(),
-        rpc: access.rpc.clone(),
-        identity: shared.choria.identity.clone(),
-        instance: access.instance,
-        gate: access.gate.clone(),
-        hands,
-        metrics: shared.metrics.clone(),
-        discover: shared.discover.clone(),
-        view: view.clone(),
-        abort: shared.abort.clone(),
-    });
-    (peers, view)
 }

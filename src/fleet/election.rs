@@ -23,47 +23,17 @@ use crate::errors::chain;
 use crate::fleet::peers::core::Why;
 use crate::fleet::peers::hearing;
 use crate::fleet::peers::presence::Presence;
-use crate::fleet::standing::{Hands, LOOK_FOR_IDLE, News, Trouble, Watch, Word};
-use crate::gate::{Gate, Reason};
-use crate::metrics::Metrics;
+use crate::fleet::standing::{LOOK_FOR_IDLE, News, Setup, Trouble, Watch, Word};
+use crate::gate::Reason;
+use crate::protocol::Sender;
 use crate::protocol::election::{self, Written};
-use crate::protocol::ksuid::Ksuid;
 use crate::protocol::peer::{self, Said};
 use crate::protocol::subject::{self, BadSubject, ReplySubjects, Subject};
-use crate::protocol::{Identity, Sender};
 use crate::pulse;
-use crate::rpc::Rpc;
-use crate::shutdown::Never;
 use crate::transport::{Message, Publish, PublishError, Subscription, Transport};
 
 /// Answers that wait to be looked at: there is one request at a time, and its answer may come twice.
 const ANSWERS_MAX: usize = 16;
-
-/// What the thread works with.
-pub struct Setup {
-    /// Where it is sent.
-    pub transport: Arc<dyn Transport>,
-    /// Knows our caller id, on which the subject of answers depends.
-    pub rpc: Arc<Rpc>,
-    /// What is written into the key.
-    pub identity: Identity,
-    /// This process among its peers.
-    pub instance: Ksuid,
-    /// Told who leads.
-    pub gate: Arc<Gate>,
-    /// The nodes in hand, and in the queues: these are forgotten when leadership is lost.
-    pub hands: Hands,
-    /// Counts.
-    pub metrics: Arc<Metrics>,
-    /// Starts a discovery.
-    pub discover: Channel<()>,
-    /// What others may see of it.
-    pub view: Arc<View>,
-    /// Of the view: a message when we are to step down.
-    pub step_down: Receiver<()>,
-    /// Disconnects when every wait must end.
-    pub abort: Receiver<Never>,
-}
 
 /// What others may see of the election, and ask of it.
 #[derive(Debug)]
@@ -100,6 +70,9 @@ impl View {
 /// The thread.
 pub struct Election {
     setup: Setup,
+    view: Arc<View>,
+    /// Of the view: a message when we are to step down.
+    step_down: Receiver<()>,
     core: Core,
     replies: Replies,
     answers: Receiver<(Ticket, Message)>,
@@ -138,11 +111,13 @@ impl Election {
         let (sink, answers) = bounded(ANSWERS_MAX);
         let replies = Replies::new(&*setup.transport, reply_instance, setup.rpc.caller(), sink)?;
         let (said, subscription) = hearing::listen(&*setup.transport, setup.metrics.clone());
-        let us = Sender { identity: setup.identity.clone(), caller: setup.rpc.caller() };
+        let (view, step_down) = View::new();
         Ok(Election {
             core: Core::new(BootTime::now(), fastrand::Rng::new()),
-            presence: Presence::new(setup.instance, us),
+            presence: Presence::new(setup.instance, setup.us()),
             setup,
+            view,
+            step_down,
             replies,
             answers,
             said,
@@ -155,10 +130,14 @@ impl Election {
         })
     }
 
+    /// What others may see of it, and ask of it.
+    pub fn view(&self) -> Arc<View> {
+        self.view.clone()
+    }
+
     /// Runs until the drain has ended or an abort.
     pub fn run(mut self) {
         let mut drain = self.setup.hands.drain.clone();
-        let step_down = self.setup.step_down.clone();
         self.look();
         while !self.core.is_gone() {
             let leaving = self.core.is_leaving();
@@ -179,7 +158,7 @@ impl Election {
                     drain = never();
                     self.step(Input::Drain);
                 }
-                recv(step_down) -> wish => if wish.is_ok() {
+                recv(self.step_down) -> wish => if wish.is_ok() {
                     self.step_down();
                 },
                 recv(timer.map_or_else(never, at)) -> _ => self.step(Input::Time),
@@ -205,10 +184,9 @@ impl Election {
             self.step(Input::Link(false));
         }
         if is_connected {
-            let caller = self.setup.rpc.caller();
-            self.replies.follow(&*self.setup.transport, caller.clone());
-            let identity = self.setup.identity.clone();
-            self.presence.link(Some(Sender { identity, caller }), now);
+            let us = self.setup.us();
+            self.replies.follow(&*self.setup.transport, us.caller.clone());
+            self.presence.link(Some(us), now);
             self.step(Input::Link(true));
         }
         if let Some(is_paused) = pause {
@@ -301,8 +279,7 @@ impl Election {
                 gate.lead(until);
                 self.lead(true);
                 log::warn!(component = "election"; "Became leader after winning election");
-                // A full channel holds the request already; a closed one has nobody left who discovers.
-                let _ = self.setup.discover.try_send(());
+                self.setup.discover();
                 None
             }
             Output::Renew(until) => {
@@ -400,7 +377,7 @@ impl Election {
             }
             (Some(Word::Wrong(_)) | None, _) => {}
         }
-        self.setup.view.show(self.core.role(BootTime::now()), trouble);
+        self.view.show(self.core.role(BootTime::now()), trouble);
     }
 }
 
@@ -470,10 +447,14 @@ mod tests {
     use crate::fleet::peers::table::testing::{beat, instance};
     use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
     use crate::fleet::roster::{Queues, Roster};
+    use crate::fleet::standing::Hands;
     use crate::gate::Closed;
+    use crate::gate::Gate;
     use crate::node::{Outcome, Report};
+    use crate::protocol::Identity;
     use crate::protocol::peer::Heartbeat;
     use crate::rpc::testing::Net;
+    use crate::shutdown::Never;
     use crate::transport::memory::Published;
 
     const SOON: Duration = Duration::from_secs(20);
@@ -513,7 +494,6 @@ mod tests {
             let (drain, drained) = bounded(0);
             let (busy, idle) = bounded(0);
             let (no_abort, abort) = bounded(0);
-            let (view, step_down) = View::new();
             let setup = Setup {
                 transport: net.memory.clone(),
                 rpc: net.rpc.clone(),
@@ -528,11 +508,10 @@ mod tests {
                 },
                 metrics: net.metrics.clone(),
                 discover,
-                view: view.clone(),
-                step_down,
                 abort,
             };
             let election = Election::new(setup, "answers".to_owned()).unwrap();
+            let view = election.view();
             let (sink, handed_over) = bounded(1);
             let subscription = net.memory.subscribe(
                 &subject::peers().into(),

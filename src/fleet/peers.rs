@@ -14,7 +14,7 @@ pub mod table;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender as Channel, at, never, select_biased};
+use crossbeam_channel::{Receiver, at, never, select_biased};
 use parking_lot::Mutex;
 
 use self::core::{Core, Input, Output, Part, Parting};
@@ -22,43 +22,14 @@ use self::table::Peer;
 use crate::clock::BootTime;
 use crate::fleet::roster::gauge;
 use crate::fleet::seldom::Seldom;
-use crate::fleet::standing::{Hands, LOOK_FOR_IDLE, News, Trouble, Watch, Word};
-use crate::gate::Gate;
-use crate::metrics::Metrics;
-use crate::protocol::ksuid::Ksuid;
+use crate::fleet::standing::{LOOK_FOR_IDLE, News, Setup, Trouble, Watch, Word};
 use crate::protocol::peer::{Heartbeat, Role, Said};
-use crate::protocol::{Identity, Sender, subject};
+use crate::protocol::{Sender, subject};
 use crate::pulse;
-use crate::rpc::Rpc;
-use crate::shutdown::Never;
-use crate::transport::{Publish, Subscription, Transport};
+use crate::transport::{Publish, Subscription};
 
 /// How often it is logged that peers come and go: where anyone may publish anyone can do that as fast as it likes.
 const NEWS_LOG: Duration = Duration::from_secs(1);
-
-/// What the thread works with.
-pub struct Setup {
-    /// Where it is sent.
-    pub transport: Arc<dyn Transport>,
-    /// Knows our caller id.
-    pub rpc: Arc<Rpc>,
-    /// Who we are, with that.
-    pub identity: Identity,
-    /// This process among its peers.
-    pub instance: Ksuid,
-    /// Told when we may act.
-    pub gate: Arc<Gate>,
-    /// The nodes in hand and in the queues.
-    pub hands: Hands,
-    /// Counts.
-    pub metrics: Arc<Metrics>,
-    /// Starts a discovery.
-    pub discover: Channel<()>,
-    /// What others may see of it.
-    pub view: Arc<View>,
-    /// Disconnects when every wait must end.
-    pub abort: Receiver<Never>,
-}
 
 /// What others may see of the peers.
 #[derive(Debug)]
@@ -99,6 +70,7 @@ impl Default for View {
 /// The thread.
 pub struct Peers {
     setup: Setup,
+    view: Arc<View>,
     core: Core,
     said: Receiver<Said>,
     _subscription: Subscription,
@@ -114,16 +86,21 @@ impl Peers {
         setup.gate.listen();
         let watch = Watch::new(setup.gate.clone());
         let (said, subscription) = hearing::listen(&*setup.transport, setup.metrics.clone());
-        let us = Sender { identity: setup.identity.clone(), caller: setup.rpc.caller() };
         Peers {
-            core: Core::new(setup.instance, us),
+            core: Core::new(setup.instance, setup.us()),
             setup,
+            view: Arc::new(View::new()),
             said,
             _subscription: subscription,
             watch,
             news: Seldom::every(NEWS_LOG),
             trouble: Trouble::new(),
         }
+    }
+
+    /// What others may see of it.
+    pub fn view(&self) -> Arc<View> {
+        self.view.clone()
     }
 
     /// Runs until the drain has ended or an abort.
@@ -164,9 +141,7 @@ impl Peers {
             self.step(Input::Link(None));
         }
         if is_connected {
-            // A renewed token may have another caller.
-            let (identity, caller) = (self.setup.identity.clone(), self.setup.rpc.caller());
-            self.step(Input::Link(Some(Sender { identity, caller })));
+            self.step(Input::Link(Some(self.setup.us())));
         }
         if let Some(is_paused) = pause {
             self.step(Input::Pause(is_paused));
@@ -196,7 +171,7 @@ impl Peers {
                 gate.lead(until);
                 let sharers = self.core.sharers().unwrap_or(1);
                 log::info!(component = "peers", sharers; "Provisioning one of {sharers} shares of the nodes");
-                self.discover();
+                self.setup.discover();
             }
             Output::Renew(until) => gate.renew(until),
             Output::Listen => {
@@ -210,7 +185,7 @@ impl Peers {
             }
             Output::Gained => {
                 log::info!(component = "peers"; "Looking for the nodes of an instance that is gone");
-                self.discover();
+                self.setup.discover();
             }
             Output::Joined(peer) => self.tell(&peer, peer.role.word()),
             Output::Gone(peer, Parting::Left) => self.tell(&peer, "leaving"),
@@ -227,11 +202,6 @@ impl Peers {
         let error = sent.err()?;
         log::debug!(component = "peers"; "Could not send a heartbeat: {error}");
         Some(beat.number)
-    }
-
-    fn discover(&self) {
-        // A full channel holds the request already; a closed one has nobody left who discovers.
-        let _ = self.setup.discover.try_send(());
     }
 
     fn tell(&mut self, peer: &Peer, what: &str) {
@@ -260,6 +230,6 @@ impl Peers {
         let metrics = &self.setup.metrics;
         metrics.peers.set(gauge(peers.iter().filter(is_sharer).count()));
         metrics.share_ratio.set(sharers.map_or(0.0, |sharers| 1.0 / sharers as f64));
-        *self.setup.view.0.lock() = Shown { part, sharers, trouble, peers };
+        *self.view.0.lock() = Shown { part, sharers, trouble, peers };
     }
 }

@@ -6,17 +6,57 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender as Channel};
 
 use crate::fleet::roster::{Queues, Roster};
 use crate::fleet::seldom::Seldom;
 use crate::gate::{Gate, Reason};
+use crate::metrics::Metrics;
+use crate::protocol::ksuid::Ksuid;
+use crate::protocol::{Identity, Sender};
+use crate::rpc::Rpc;
 use crate::shutdown::{Never, is_over};
+use crate::transport::Transport;
 
 /// How often one that wants to leave looks whether a node is still in hand.
 pub const LOOK_FOR_IDLE: Duration = Duration::from_millis(50);
 /// How often it is logged what is wrong, while it is the same.
 const TROUBLE_LOG: Duration = Duration::from_secs(600);
+
+/// What both work with.
+pub struct Setup {
+    /// Where it is sent.
+    pub transport: Arc<dyn Transport>,
+    /// Knows our caller id.
+    pub rpc: Arc<Rpc>,
+    /// Who we are, with that.
+    pub identity: Identity,
+    /// This process among its peers.
+    pub instance: Ksuid,
+    /// Told when we may act.
+    pub gate: Arc<Gate>,
+    /// The nodes in hand and in the queues.
+    pub hands: Hands,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Starts a discovery.
+    pub discover: Channel<()>,
+    /// Disconnects when every wait must end.
+    pub abort: Receiver<Never>,
+}
+
+impl Setup {
+    /// Who we are to nodes and peers now: a renewed token may have another caller.
+    pub fn us(&self) -> Sender {
+        Sender { identity: self.identity.clone(), caller: self.rpc.caller() }
+    }
+
+    /// Has the nodes looked for that are ours from now on.
+    pub fn discover(&self) {
+        // A full channel holds the request already; a closed one has nobody left who discovers.
+        let _ = self.discover.try_send(());
+    }
+}
 
 /// What others tell by the gate.
 #[derive(Debug)]
