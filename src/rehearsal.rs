@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use crossbeam_channel::{Receiver, never};
+use crossbeam_channel::Receiver;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -32,7 +32,7 @@ use crate::ops::socket;
 use crate::ops::status::{NODES_MAX, Query, Which};
 use crate::ops::text::Plain;
 use crate::protocol::{Identity, RequestId};
-use crate::rpc::{self, Patience, Rpc};
+use crate::rpc::{self, Rpc};
 use crate::shutdown::Never;
 use crate::transport::errors::BrokerError;
 use crate::transport::visit::{Call, Visit};
@@ -188,7 +188,7 @@ pub fn run(node: &Identity, settings: Settings, abort: &Receiver<Never>) -> Resu
         upgrade: None,
         progress: Arc::new(Progress::default()),
     };
-    let mut rehearsal = node::rehearse(&context, probed, &mut Calm(never()));
+    let mut rehearsal = node::rehearse(&context, probed);
     rehearsal.remarks.extend(unknown);
     helper.stop(abort);
     Ok(Shown::new(node, rehearsal, &Secrets::of(&context.config)))
@@ -225,23 +225,6 @@ fn leave_to_the_daemon(socket: &AdminSocket, node: &Identity) -> Result<Option<S
     match nodes.iter().any(|listed| listed["node"] == node.as_str()) {
         true => Err(Failed::AtWork),
         false => Ok(None),
-    }
-}
-
-/// There is no other node to make room for.
-struct Calm(Receiver<Never>);
-
-impl Patience for Calm {
-    fn resting(&mut self) {}
-
-    fn silent(&mut self) {}
-
-    fn answered(&mut self) -> bool {
-        true
-    }
-
-    fn given_up(&self) -> &Receiver<Never> {
-        &self.0
     }
 }
 

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, never};
 use openssl::error::ErrorStack;
 use openssl::rand::rand_bytes;
 use openssl::sha::sha256;
@@ -41,6 +41,7 @@ use crate::rpc::actions::{
 };
 use crate::rpc::{
     self, Arrival, Attempt, Checked, Contradiction, Patience, Registration, Rpc, SendError,
+    Unhurried,
 };
 use crate::shutdown::Never;
 use crate::transport::PublishError;
@@ -135,8 +136,8 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
 
 /// Takes every step of an attempt up to what would be sent to the node, but asks it for nothing that changes it: stand-ins take the place
 /// of keys that it would make. The helper runs as it always does.
-pub fn rehearse(context: &Context, node: Probed, patience: &mut dyn Patience) -> Rehearsal {
-    with_node(context, node, patience, Manner::Rehearsed, |node| {
+pub fn rehearse(context: &Context, node: Probed) -> Rehearsal {
+    with_node(context, node, &mut Unhurried(never()), Manner::Rehearsed, |node| {
         let intent = node.rehearse().map_err(|error| reason(&error));
         let (steps, remarks) = (mem::take(&mut node.steps), mem::take(&mut node.remarks));
         Rehearsal { intent, steps, remarks }
@@ -1353,7 +1354,7 @@ mod tests {
         let site = Site::new(ALL_FEATURES, CONFIGURE);
         let probed = Probed { registration: None, inventory: None, ..site.probed(LONG) };
         site.memory.take_published();
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
         assert_eq!(site.actions(), ["jwt", "inventory", "gencsr", "configure", "restart"]);
     }
@@ -1467,7 +1468,7 @@ mod tests {
         let site = Site::new(ALL_FEATURES, CONFIGURE);
         let probed = site.probed(LONG);
         site.memory.no_responders_for(SUBJECT);
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert_eq!(report.outcome, Outcome::Unreachable);
         assert_eq!(
             report.reason,
@@ -1479,8 +1480,11 @@ mod tests {
     fn a_node_whose_time_is_up_failed() {
         let site = Site::new(ALL_FEATURES, CONFIGURE);
         site.silence("jwt");
-        let report =
-            provision(&site.context, site.probed(Duration::from_millis(50)), &mut Calm::new());
+        let report = provision(
+            &site.context,
+            site.probed(Duration::from_millis(50)),
+            &mut Unhurried(never()),
+        );
         assert_eq!(report.outcome, Outcome::Failed);
         let expected = format!("{JWT_FAILED}: the node's time was up, after ");
         assert!(report.reason.starts_with(&expected), "{}", report.reason);
@@ -1494,12 +1498,7 @@ mod tests {
             ("configure", Outcome::Failed, "configuration failed"),
         ] {
             let site = Site::new("features: {pki: true}", CONFIGURE);
-            let mut patience = Calm::new();
-            let keep = Mutex::new(patience.keep.take());
-            site.answers(action, move |_, _| {
-                drop(keep.lock().take());
-                Vec::new()
-            });
+            let mut patience = site.gives_up_at(action);
             let probed = Probed {
                 identity: identity(),
                 term: site.context.gate.begin().unwrap(),
@@ -1519,12 +1518,7 @@ mod tests {
     #[test]
     fn a_configured_node_that_is_given_up_before_it_answers_restart_is_provisioned() {
         let site = Site::new("", CONFIGURE);
-        let mut patience = Calm::new();
-        let keep = Mutex::new(patience.keep.take());
-        site.answers("restart", move |_, _| {
-            drop(keep.lock().take());
-            Vec::new()
-        });
+        let mut patience = site.gives_up_at("restart");
         let report = provision(&site.context, site.probed(LONG), &mut patience);
         let Outcome::Provisioned { restarted_at: None, .. } = report.outcome else {
             panic!("{report:?}")
@@ -1579,7 +1573,7 @@ mod tests {
         let site = Site::new("", r#"echo '{"shutdown":true,"msg":"old"}'"#);
         let probed = site.probed(LONG);
         site.memory.no_responders_for(SUBJECT);
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert_eq!((report.outcome, report.reason.as_str()), (Outcome::ShutDown, ""));
         assert_eq!(site.actions(), ["inventory", "shutdown", "shutdown"]);
     }
@@ -1798,12 +1792,7 @@ mod tests {
         for settings in [UPGRADES, OPTIONAL] {
             let site = Site::new(settings, &upgrade_to("0.31.0"));
             site.answer("inventory", &upgradable());
-            let mut patience = Calm::new();
-            let keep = Mutex::new(patience.keep.take());
-            site.answers("release_update", move |_, _| {
-                drop(keep.lock().take());
-                Vec::new()
-            });
+            let mut patience = site.gives_up_at("release_update");
             let report = provision(&site.context, site.probed(LONG), &mut patience);
             assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
             assert_eq!(site.actions(), ["inventory", "release_update"]);
@@ -1812,7 +1801,7 @@ mod tests {
         let site = Site::new(UPGRADES, &upgrade_to("0.31.0"));
         site.answer("inventory", &upgradable());
         site.silence("release_update");
-        let report = provision(&site.context, site.probed(HELPER_RUNS), &mut Calm::new());
+        let report = provision(&site.context, site.probed(HELPER_RUNS), &mut Unhurried(never()));
         assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
     }
 
@@ -1823,7 +1812,7 @@ mod tests {
             site.answer("inventory", &upgradable());
             let probed = site.probed(LONG);
             site.memory.no_responders_for(SUBJECT);
-            let report = provision(&site.context, probed, &mut Calm::new());
+            let report = provision(&site.context, probed, &mut Unhurried(never()));
             assert_eq!(report.outcome, Outcome::Unreachable, "{report:?}");
             assert!(report.reason.starts_with("update to 0.31.0 failed: "), "{report:?}");
         }
@@ -1839,7 +1828,7 @@ mod tests {
             let site = Site::new(settings, &upgrade_to("0.31.0"));
             site.answer("inventory", &upgradable());
             let probed = Probed { upgrade: tried(count), ..site.probed(LONG) };
-            (provision(&site.context, probed, &mut Calm::new()), site.actions())
+            (provision(&site.context, probed, &mut Unhurried(never())), site.actions())
         };
         let (report, _) = provision_after(UPGRADES, 1);
         assert!(matches!(report.outcome, Outcome::UpgradeSent { .. }), "{report:?}");
@@ -1948,7 +1937,7 @@ mod tests {
             at(deadline).recv().unwrap();
             vec![asked.reply(&site.usual("configure"))]
         });
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         let Outcome::Provisioned { restarted_at: Some(_), .. } = report.outcome else {
             panic!("{report:?}")
         };
@@ -1971,7 +1960,7 @@ mod tests {
         let site = Site::new("", "touch ran");
         let probed = site.probed(LONG);
         site.context.gate.end_term();
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert_eq!(report.outcome, Outcome::Stopped(Closed::TermEnded));
 
         // The process aborts while the helper runs.
@@ -1998,7 +1987,7 @@ mod tests {
             site.context_gate().close(Reason::Disconnected);
             Vec::new()
         });
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert_eq!(report.outcome, Outcome::Stopped(Closed::Deadline), "{report:?}");
     }
 
@@ -2030,7 +2019,7 @@ mod tests {
         let probed = site.probed(LONG);
         site.context.gate.close(Reason::Operator);
         site.context.gate.close(Reason::Draining);
-        let report = provision(&site.context, probed, &mut Calm::new());
+        let report = provision(&site.context, probed, &mut Unhurried(never()));
         assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
     }
 
@@ -2121,7 +2110,7 @@ mod tests {
         }
 
         fn provision(&self) -> Report {
-            provision(&self.context, self.probed(LONG), &mut Calm::new())
+            provision(&self.context, self.probed(LONG), &mut Unhurried(never()))
         }
 
         /// What the prober would hand over.
@@ -2212,6 +2201,17 @@ mod tests {
             self.special.lock().push((action.to_owned(), Arc::new(answers)));
         }
 
+        /// Whoever works on the node gives it up when it is asked this, which it does not answer.
+        fn gives_up_at(&self, action: &str) -> Unhurried {
+            let (keep, given_up) = bounded(0);
+            let keep: Mutex<Option<Sender<Never>>> = Mutex::new(Some(keep));
+            self.answers(action, move |_, _| {
+                drop(keep.lock().take());
+                Vec::new()
+            });
+            Unhurried(given_up)
+        }
+
         fn answer(&self, action: &str, body: &str) {
             let body = body.to_owned();
             self.answers(action, move |_, asked| vec![asked.reply(&body)]);
@@ -2298,33 +2298,6 @@ mod tests {
                 payload: transport.to_string().into_bytes(),
                 ..Message::default()
             }
-        }
-    }
-
-    /// Never loses patience, and nobody needs the room.
-    struct Calm {
-        keep: Option<Sender<Never>>,
-        given_up: Receiver<Never>,
-    }
-
-    impl Calm {
-        fn new() -> Calm {
-            let (keep, given_up) = bounded(0);
-            Calm { keep: Some(keep), given_up }
-        }
-    }
-
-    impl Patience for Calm {
-        fn resting(&mut self) {}
-
-        fn silent(&mut self) {}
-
-        fn answered(&mut self) -> bool {
-            true
-        }
-
-        fn given_up(&self) -> &Receiver<Never> {
-            &self.given_up
         }
     }
 

@@ -73,6 +73,23 @@ pub trait Patience {
     fn given_up(&self) -> &Receiver<Never>;
 }
 
+/// Of whoever works on this node alone: nobody else waits for its place. Disconnects when it is given up all the same.
+pub struct Unhurried(pub Receiver<Never>);
+
+impl Patience for Unhurried {
+    fn resting(&mut self) {}
+
+    fn silent(&mut self) {}
+
+    fn answered(&mut self) -> bool {
+        true
+    }
+
+    fn given_up(&self) -> &Receiver<Never> {
+        &self.0
+    }
+}
+
 /// How long nothing was heard of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Quiet {

@@ -27,7 +27,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender as Channel, bounded};
 use parking_lot::{Mutex, RwLock};
 
-pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience};
+pub use self::attempt::{Attempt, Checked, Contradiction, Error, Patience, Unhurried};
 pub use self::discovery::{DiscoveryError, Found, ask_nobody, discover};
 
 use self::actions::{Action, BadReply, Body};
