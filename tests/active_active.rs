@@ -9,12 +9,12 @@ use choria_provisioner::protocol::peer::{self, Heartbeat, Said};
 use choria_provisioner::protocol::subject::peers;
 use rustix::process::Signal;
 
-use common::admin::{say, with_socket};
-use common::cluster::WORKERS;
+use common::admin::say;
+use common::cluster::{SLOW_HELPER, WORKERS, member};
 use common::streams::Streams;
 use common::{Daemon, SOON, wait_until, within};
 use fleet::Fleet;
-use fleet::streams::{Heard, Member, PASSWORD};
+use fleet::streams::{Heard, Member};
 
 /// From the start of a daemon to the end of its listening, and from the end of one to the hold-off of its share.
 const LISTENED: Duration = Duration::from_secs(40);
@@ -261,15 +261,6 @@ fn with_each_daemon_more_all_is_done_sooner_where_the_helper_takes_the_time() {
     }
 }
 
-/// Gives a kill something to fall into.
-const SLOW_HELPER: &str = r#"#!/bin/sh
-IFS= read -r input
-identity=${input#*'"identity":"'}
-identity=${identity%%'"'*}
-sleep 0.2
-printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}\n' "$identity"
-"#;
-
 /// Nobody was configured more than once.
 #[track_caller]
 fn check_once(fleet: &Fleet) {
@@ -298,13 +289,7 @@ impl Scene {
     }
 
     fn daemon(&self, name: &str) -> common::Builder {
-        let identity = format!("{name}.example.net");
-        with_socket(Daemon::builder(&self.streams.broker.address()))
-            .set("active_active", true)
-            .set("workers", WORKERS)
-            .set("broker_provisioning_password", PASSWORD)
-            .choria("identity", &identity)
-            .env("MCOLLECTIVE_CERTNAME", &identity)
+        member(&self.streams, name).set("active_active", true)
     }
 
     /// Daemons that know one another, and act.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use common::admin::say;
-use common::cluster::{Scene, WORKERS};
+use common::cluster::{SLOW_HELPER, Scene, WORKERS};
 use common::{Daemon, SOON, wait_until, within};
 use fleet::streams::{self, Heard, Member};
 
@@ -214,15 +214,6 @@ fn a_candidate_that_is_stopped_ends_at_once_and_takes_no_key() {
     assert!(second.stop().success());
     assert!(first.metric("leader") > 0.0 && !first.logged(&["Lost leadership"]));
 }
-
-/// Gives a stop something to wait for.
-const SLOW_HELPER: &str = r#"#!/bin/sh
-IFS= read -r input
-identity=${input#*'"identity":"'}
-identity=${identity%%'"'*}
-sleep 0.2
-printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}\n' "$identity"
-"#;
 
 fn signal(daemon: &Daemon, signal: Signal) {
     let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw);

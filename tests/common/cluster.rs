@@ -1,4 +1,4 @@
-//! Several daemons on a broker with the accounts of a Choria Broker, of which one is elected.
+//! Several daemons on a broker with the accounts of a Choria Broker; in [`Scene`] one of them is elected.
 
 use std::time::Duration;
 
@@ -10,6 +10,25 @@ use crate::fleet::streams::PASSWORD;
 
 /// How many nodes a daemon has in hand.
 pub const WORKERS: usize = 4;
+
+/// A helper that gives a stop or a kill something to fall into.
+pub const SLOW_HELPER: &str = r#"#!/bin/sh
+IFS= read -r input
+identity=${input#*'"identity":"'}
+identity=${identity%%'"'*}
+sleep 0.2
+printf '{"configuration":{"identity":"%s","plugin.choria.server.provision":"0"}}\n' "$identity"
+"#;
+
+/// One of several daemons, with an identity and a caller of its own.
+pub fn member(streams: &Streams, name: &str) -> Builder {
+    let identity = format!("{name}.example.net");
+    with_socket(Daemon::builder(&streams.broker.address()))
+        .set("workers", WORKERS)
+        .set("broker_provisioning_password", PASSWORD)
+        .choria("identity", &identity)
+        .env("MCOLLECTIVE_CERTNAME", &identity)
+}
 
 /// A broker with the two accounts of a Choria Broker and Choria Streams.
 pub struct Scene {
@@ -32,13 +51,7 @@ impl Scene {
 
     /// A daemon that takes part in the election.
     pub fn daemon(&self, name: &str) -> Builder {
-        let identity = format!("{name}.example.net");
-        with_socket(Daemon::builder(&self.streams.broker.address()))
-            .set("leader_election", true)
-            .set("workers", WORKERS)
-            .set("broker_provisioning_password", PASSWORD)
-            .choria("identity", &identity)
-            .env("MCOLLECTIVE_CERTNAME", &identity)
+        member(&self.streams, name).set("leader_election", true)
     }
 
     /// One that leads.
