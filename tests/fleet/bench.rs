@@ -109,13 +109,7 @@ fn main() -> ExitCode {
             }
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            say(&format!("bench: {problem}"));
-            ExitCode::from(2)
-        }
-    }
+    rig::exit("bench", result.map(|()| true))
 }
 
 /// Counts the instructions of one node's cycle: what a larger fleet takes more than a smaller one, all that is done once left out.

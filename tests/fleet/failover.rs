@@ -122,14 +122,7 @@ fn main() -> ExitCode {
         None => measure(&arguments),
         Some(other) => measure_mixed(&arguments, other),
     };
-    match reached {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(problem) => {
-            say(&format!("failover: {problem}"));
-            ExitCode::from(2)
-        }
-    }
+    rig::exit("failover", reached)
 }
 
 /// Prints a line for each scenario; `false` when one missed its goal.

@@ -123,14 +123,7 @@ const SCRAPE_PAUSE: Duration = Duration::from_millis(200);
 const REFRESH: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
-    match measure(&rig::arguments()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(problem) => {
-            say(&format!("harm: {problem}"));
-            ExitCode::from(2)
-        }
-    }
+    rig::exit("harm", measure(&rig::arguments()))
 }
 
 /// Prints a line for each scenario; `false` when one missed its goal.

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -46,6 +46,18 @@ pub fn arguments<T: FromArgs>() -> T {
             std::process::exit(2)
         }
     })
+}
+
+/// How a tool of this name ends: 1 when what it measured is not as it should be, 2 when it could not measure.
+pub fn exit(name: &str, reached: Result<bool, String>) -> ExitCode {
+    match reached {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(problem) => {
+            say(&format!("{name}: {problem}"));
+            ExitCode::from(2)
+        }
+    }
 }
 
 /// Tells whether we were asked to end, by SIGTERM or SIGINT.
