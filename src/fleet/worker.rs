@@ -468,19 +468,25 @@ mod tests {
         assert!(bench.seats.wakers.lock().is_empty());
     }
 
+    /// A node that answers again on a thread that has begun; whether it goes on.
+    fn answers(mut permit: Permit) -> JoinHandle<(bool, Permit)> {
+        let (begins, begun) = bounded(1);
+        let thread = thread::spawn(move || {
+            begins.send(()).unwrap();
+            let goes_on = permit.answered();
+            (goes_on, permit)
+        });
+        begun.recv_timeout(SOON).unwrap();
+        thread
+    }
+
     #[test]
     fn a_node_that_answered_waits_for_the_next_permit_and_goes_before_new_ones() {
         let bench = bench(1, 8);
         let mut slow = bench.permit().unwrap();
         slow.silent();
         let quick = bench.permit().unwrap();
-        let (began, waiting) = bounded(1);
-        let thread = thread::spawn(move || {
-            began.send(()).unwrap();
-            let goes_on = slow.answered();
-            (goes_on, slow)
-        });
-        waiting.recv_timeout(SOON).unwrap();
+        let thread = answers(slow);
         drop(quick);
         let (goes_on, slow) = thread.join().unwrap();
         assert!(goes_on);
@@ -494,14 +500,10 @@ mod tests {
         let mut slow = bench.permit().unwrap();
         slow.silent();
         let quick = bench.permit().unwrap();
-        let (began, waiting) = bounded(1);
-        let thread = thread::spawn(move || {
-            began.send(()).unwrap();
-            slow.answered()
-        });
-        waiting.recv_timeout(SOON).unwrap();
+        let thread = answers(slow);
         bench.seats.resize(2, 8);
-        assert!(thread.join().unwrap());
+        let (goes_on, _slow) = thread.join().unwrap();
+        assert!(goes_on);
         drop(quick);
     }
 
