@@ -863,7 +863,7 @@ impl Show for Observer {
                     }
                 });
                 drop(registry);
-                // The last ones can go before all are seen; not each time, since that costs a sort.
+                // The last ones can go before all are seen; not each time, since that costs a look at each.
                 if listing.nodes.len() >= 2 * limit.max(NODES_AT_ONCE) {
                     keep_first(&mut listing.nodes, query.sort, limit);
                 }
@@ -934,9 +934,14 @@ fn is_wanted(node: &Node<'_>, query: &Query) -> bool {
     query.name.is_empty() || node.identity.as_str().contains(&query.name)
 }
 
+/// Leaves the first `limit`, in order. Of a large fleet few are shown, so they are chosen before they are sorted.
 fn keep_first(nodes: &mut Vec<Listed>, sort: Sort, limit: usize) {
-    nodes.sort_unstable_by(|left, right| sort.order(left, right));
-    nodes.truncate(limit);
+    let order = |left: &Listed, right: &Listed| sort.order(left, right);
+    if limit < nodes.len() {
+        nodes.select_nth_unstable_by(limit, order);
+        nodes.truncate(limit);
+    }
+    nodes.sort_unstable_by(order);
 }
 
 fn rate(history: &History, minutes: u32, now: Instant) -> RateOver {
