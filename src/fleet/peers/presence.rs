@@ -2,7 +2,9 @@
 //!
 //! It says who it is at the start and when its role changes, and answers those for whom that matters: daemons without an
 //! election, which must not provision beside a leader, and a younger one with its own identity and caller. Whoever is the
-//! younger one goes on saying that it is there, to hear whether the older one still is.
+//! younger one goes on saying that it is there, to hear whether the older one still is. Everybody says so now and then all
+//! the same: brokers that lost each other for a moment pass nothing on, and two that are the same must not miss each other
+//! for good.
 
 use std::time::Duration;
 
@@ -15,6 +17,9 @@ use crate::protocol::peer::{Heartbeat, Role};
 
 /// Least time between two answers: anyone may ask for one.
 const ANSWER_EVERY: Duration = Duration::from_secs(1);
+
+/// How often we say who we are though nothing has changed and nobody asks.
+const REMIND_EVERY: Duration = Duration::from_secs(10);
 
 /// One candidate among its peers.
 #[derive(Debug)]
@@ -107,8 +112,9 @@ impl Presence {
     }
 
     fn next_beat(&self) -> Option<BootTime> {
-        let asks = self.older_twin().and(self.last_beat).map(|last| last + BEAT_EVERY);
-        [asks, self.next_beat].into_iter().flatten().min()
+        let pause = if self.older_twin().is_some() { BEAT_EVERY } else { REMIND_EVERY };
+        let again = self.last_beat.map(|last| last + pause);
+        [again, self.next_beat].into_iter().flatten().min()
     }
 }
 
@@ -148,15 +154,23 @@ mod tests {
     #[test]
     fn says_what_it_is_when_that_changes_and_after_a_reconnect() {
         let mut bench = Bench::new();
-        bench.0.play(Role::Candidate, at(10));
-        assert_eq!((bench.says(10), bench.0.wake(at(10))), (None, None));
-        bench.0.play(Role::Leader, at(11));
-        assert_eq!(bench.says(11), Some(Role::Leader));
+        bench.0.play(Role::Candidate, at(9));
+        assert_eq!((bench.says(9), bench.0.wake(at(9))), (None, Some(at(10))));
+        bench.0.play(Role::Leader, at(9));
+        assert_eq!(bench.says(9), Some(Role::Leader));
         bench.0.link(None, at(12));
         bench.0.play(Role::Candidate, at(12));
         assert_eq!((bench.says(12), bench.0.wake(at(12))), (None, None));
         bench.0.link(Some(sender("us")), at(13));
         assert_eq!(bench.says(13), Some(Role::Candidate));
+    }
+
+    #[test]
+    fn says_so_again_now_and_then_for_those_that_missed_it() {
+        let mut bench = Bench::new();
+        assert_eq!((bench.says(9), bench.0.wake(at(9))), (None, Some(at(10))));
+        assert_eq!(bench.says(10), Some(Role::Candidate));
+        assert_eq!((bench.says(19), bench.says(20)), (None, Some(Role::Candidate)));
     }
 
     #[test]
@@ -186,28 +200,31 @@ mod tests {
     #[test]
     fn the_older_of_two_answers_and_the_younger_asks_until_there_is_no_answer() {
         let mut older = Bench::new();
-        older.hear(3, "us", Role::Candidate, 10);
+        older.hear(3, "us", Role::Candidate, 5);
         assert_eq!(older.0.older_twin(), None);
-        assert_eq!(older.says(10), Some(Role::Candidate));
+        assert_eq!(older.says(5), Some(Role::Candidate));
 
         let mut younger = Bench::new();
-        younger.hear(1, "us", Role::Leader, 10);
+        younger.hear(1, "us", Role::Leader, 5);
         assert!(younger.0.older_twin().is_some());
-        assert_eq!(younger.says(10), Some(Role::Candidate), "the last word was long ago");
-        assert_eq!(younger.says(11), None);
-        assert_eq!(younger.says(12), Some(Role::Candidate));
-        let gone = 10 + (GONE_AFTER + HOLD_OFF).as_secs();
+        assert_eq!(younger.says(5), Some(Role::Candidate), "the last word was long ago");
+        assert_eq!(younger.says(6), None);
+        assert_eq!(younger.says(7), Some(Role::Candidate));
+        let gone = 5 + (GONE_AFTER + HOLD_OFF).as_secs();
         younger.says(gone);
         assert_eq!(younger.0.older_twin(), None);
-        assert_eq!((younger.says(gone + 2), younger.0.wake(at(gone + 2))), (None, None));
+        assert_eq!(
+            (younger.says(gone + 2), younger.says(gone + 10)),
+            (None, Some(Role::Candidate))
+        );
     }
 
     #[test]
     fn its_own_words_and_those_of_who_leaves_are_none() {
         let mut bench = Bench::new();
-        bench.hear(2, "us", Role::Active, 10);
+        bench.hear(2, "us", Role::Active, 9);
         let leaving = Heartbeat { leaving: true, ..beat(1, "us", Role::Active) };
-        bench.0.hear(&leaving, at(10));
-        assert_eq!((bench.says(10), bench.0.older_twin()), (None, None));
+        bench.0.hear(&leaving, at(9));
+        assert_eq!((bench.says(9), bench.0.older_twin()), (None, None));
     }
 }
