@@ -995,6 +995,16 @@ mod tests {
             let most = self.limits.quick_max + self.limits.silent_max;
             assert!(quick + silent + answered <= most);
             assert!(bytes <= self.limits.held_bytes_max);
+            self.check_memory();
+        }
+
+        /// Whatever has ended is forgotten, and the lists hold little that is out of date.
+        fn check_memory(&self) {
+            let live: usize = self.probes.values().map(|probe| probe.sent.len()).sum();
+            assert_eq!(self.requests.len(), live + self.late.len(), "requests that nobody has");
+            assert!(self.late.len() <= LATE_LEN_MAX);
+            let answered_max = 2 * self.limits.quick_max + TIDY_LEN;
+            assert!(self.answered.len() <= answered_max, "{} answers", self.answered.len());
         }
 
         /// The queue elements that are here.
