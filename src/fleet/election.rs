@@ -382,7 +382,7 @@ impl Election {
 }
 
 /// What a role is to peers: whoever has the key leads, or is about to.
-fn part(role: Role) -> peer::Role {
+pub(crate) fn part(role: Role) -> peer::Role {
     match role {
         Role::Leader | Role::Confirming => peer::Role::Leader,
         Role::SettingUp | Role::Candidate | Role::Out => peer::Role::Candidate,

@@ -6,12 +6,14 @@ use std::time::Duration;
 use crate::fleet::prober::core::ASKS_MAX;
 use crate::fleet::registry::{self, Counts, Key, NodeState};
 use crate::fleet::simulation::attempt::HELPER_MAX;
+use crate::fleet::simulation::daemon::Daemon;
 use crate::fleet::simulation::node::{DOWN_MAX, Kind, LOCK, THINKS_MAX};
 use crate::fleet::simulation::process::{Process, Sent, Sink};
 use crate::fleet::simulation::trouble::{OFF_MAX, SETTLED_AFTER};
 use crate::fleet::simulation::world::{Phase, RECONNECT_MAX, World};
-use crate::fleet::simulation::{LEADERLESS_MAX, MINUTE, MS, SECOND, Time, duration, micros};
+use crate::fleet::simulation::{LEADERLESS_MAX, MINUTE, MS, SECOND, Time, Way, duration, micros};
 use crate::protocol::Identity;
+use crate::protocol::peer::Role;
 
 /// From a restart of a daemon to its connection, and before it the end of the one before.
 const RESTART_MAX: Time = 45 * SECOND;
@@ -22,8 +24,12 @@ const RESTARTS_MAX: Time = 3 * MINUTE;
 const SHARED_MAX: Time = 20 * SECOND + LOCK + 2 * MINUTE;
 /// A peer is reckoned with for twelve seconds after it was heard, by clocks that may be fast.
 const RECKONED: Time = 11_800 * MS;
-/// How long it must have said that it is there before it acts, and how long ago it may have done so last.
-const SPOKEN: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(4)];
+/// How long one that shares the nodes must have said that it is there before it acts, and how long ago it may have said the
+/// last that came back to it.
+const LISTENS: Duration = Duration::from_secs(6);
+const LEASE: Duration = Duration::from_secs(4);
+/// When nothing was in the way for so long, everybody has heard of everybody.
+const HEARD_WITHIN: Time = 15 * SECOND;
 /// The longest a node is queued behind a broken one, at the prober and in front of it.
 const BEHIND_MAX: Time = 10 * SECOND;
 
@@ -54,21 +60,29 @@ impl Actors {
 impl World {
     /// What concerns all daemons.
     pub fn check(&self) {
-        if self.setup.is_elected {
+        if self.setup.has(Way::Elected) {
             let leaders = self.daemons.iter().filter(|daemon| daemon.leads(self.now)).count();
             assert!(leaders < 2, "{self:?}: two lead");
         }
+        // Whoever has not noticed yet that its connection is gone acts upon nobody.
+        let is_awake = |it: &&Daemon| !it.is_frozen && it.connection.is_some();
+        for daemon in self.daemons.iter().filter(|it| it.way == Way::Shares).filter(is_awake) {
+            let process = daemon.process.as_ref();
+            if process.is_some_and(|it| it.gate.begin(daemon.clock.boot(self.now)).is_some()) {
+                self.check_heard(daemon);
+            }
+        }
+        self.check_mixture();
+        self.check_twins();
     }
 
     /// A message leaves a daemon.
     pub fn check_act(&mut self, daemon: usize, sent: &Sent) {
         let it = &self.daemons[daemon];
-        if self.setup.is_shared && sent.post.is_leaders() && it.connection.is_some() {
-            let spoken = it.voice.at(it.clock.boot(self.now));
-            let has = spoken.is_some_and(|(since, last)| since >= SPOKEN[0] && last <= SPOKEN[1]);
-            assert!(has, "{self:?}: {daemon} sends {:?} unheard: {spoken:?}", sent.post);
+        if it.way == Way::Shares && sent.post.is_leaders() && it.connection.is_some() {
+            self.check_heard(it);
         }
-        if !self.setup.is_elected || !sent.post.is_leaders() {
+        if it.way != Way::Elected || !sent.post.is_leaders() {
             return;
         }
         assert!(sent.leads, "{self:?}: {daemon} sends {:?} and does not lead", sent.post);
@@ -119,13 +133,12 @@ impl World {
 
     /// A daemon begins a node: no other that it hears, and that hears it, may begin it as well.
     fn check_shares(&self, daemon: usize, node: &Identity) {
-        if !self.setup.is_shared {
+        if self.daemons[daemon].way != Way::Shares {
             return;
         }
-        let hears = |to: usize, from: usize| {
-            self.heard.get(&(to, from)).is_some_and(|at| self.now - at < RECKONED)
-        };
-        for (other, it) in self.daemons.iter().enumerate().filter(|(other, _)| *other != daemon) {
+        let hears = |to: usize, from: usize| self.reckons_with(to, from).is_some();
+        let others = self.daemons.iter().enumerate().filter(|(other, _)| *other != daemon);
+        for (other, it) in others.filter(|(_, it)| it.way == Way::Shares) {
             let Some(process) = it.process.as_ref().filter(|_| !it.is_frozen) else { continue };
             let may_begin = process.gate.begin(it.clock.boot(self.now)).is_some()
                 && process.owners.as_ref().is_none_or(|owners| owners.is_ours(node));
@@ -134,6 +147,75 @@ impl World {
                 "{self:?}: {node} is {daemon}'s and {other}'s"
             );
         }
+    }
+
+    /// As what a daemon knows another that it has heard a short while ago.
+    fn reckons_with(&self, daemon: usize, other: usize) -> Option<Role> {
+        let (at, role) = self.heard.get(&(daemon, other)).copied()?;
+        (self.now - at < RECKONED).then_some(role)
+    }
+
+    /// A daemon acts: it has been saying for long that it is there, and has heard itself.
+    fn check_heard(&self, daemon: &Daemon) {
+        let now = daemon.clock.boot(self.now);
+        let spoken = daemon.voice.spoken_for(now);
+        let heard = daemon.voice.heard_ago(now);
+        let is_heard =
+            spoken.is_some_and(|spoken| spoken >= LISTENS) && heard.is_some_and(|ago| ago <= LEASE);
+        assert!(
+            is_heard,
+            "{self:?}: {} acts {spoken:?} after its first word, and {heard:?} after the last that came back",
+            daemon.sender.identity
+        );
+    }
+
+    /// Where some hold an election and others share the nodes, a leader goes first.
+    fn check_mixture(&self) {
+        if !self.setup.is_mixed() {
+            return;
+        }
+        let is_leader = |other: usize| self.daemons[other].leads(self.now);
+        let leader = (0..self.daemons.len()).find(|other| is_leader(*other));
+        let is_calm = !self.is_disturbed_since(self.now.saturating_sub(HEARD_WITHIN));
+        let sharing = self.daemons.iter().enumerate().filter(|(_, it)| it.way == Way::Shares);
+        for (daemon, it) in sharing.filter(|(_, it)| !it.is_frozen) {
+            let Some(process) = &it.process else { continue };
+            if process.gate.begin(it.clock.boot(self.now)).is_none() {
+                continue;
+            }
+            let heard = (0..self.daemons.len())
+                .find(|other| self.reckons_with(daemon, *other) == Some(Role::Leader));
+            assert_eq!(heard, None, "{self:?}: {daemon} acts beside a leader that it hears");
+            assert!(
+                !is_calm || leader.is_none(),
+                "{self:?}: {daemon} acts beside {leader:?}, of which it should have heard"
+            );
+        }
+    }
+
+    /// Of two that are one and the same to nodes the younger begins nothing.
+    fn check_twins(&self) {
+        if !self.setup.has_twins || self.is_disturbed_since(self.now.saturating_sub(HEARD_WITHIN)) {
+            return;
+        }
+        let is_there = |daemon: &&Daemon| {
+            !daemon.is_frozen
+                && daemon.connection.is_some_and(|_| self.now >= daemon.connected_at + HEARD_WITHIN)
+        };
+        let mut twins: Vec<(&Daemon, &Process)> = self.daemons[..2]
+            .iter()
+            .filter(is_there)
+            .filter_map(|daemon| Some((daemon, daemon.process.as_ref()?)))
+            .collect();
+        twins.sort_by_key(|(_, process)| process.instance);
+        let [(_, older), (daemon, younger)] = twins[..] else { return };
+        let has_left = older.is_draining || older.has_left();
+        let begins = younger.gate.begin(daemon.clock.boot(self.now)).is_some();
+        assert!(has_left || !begins, "{self:?}: {} acts beside an older one", daemon.sender.caller);
+    }
+
+    fn is_disturbed_since(&self, since: Time) -> bool {
+        self.disturbed_at >= since
     }
 
     /// A process that has ended leaves nothing behind.
@@ -168,9 +250,14 @@ impl World {
 
     /// What fails for good is watched for a while, where that costs little.
     fn least_peace(&self) -> Time {
-        let is_watched =
-            self.setup.is_alone() && self.nodes.iter().any(|node| node.broken.is_some());
-        if is_watched { 10 * micros(self.setup.limits.retry_max) } else { 5 * SECOND }
+        let setup = &self.setup;
+        if setup.is_alone() && self.nodes.iter().any(|node| node.broken.is_some()) {
+            10 * micros(setup.limits.retry_max)
+        } else if setup.is_mixed() || setup.has_twins {
+            SETTLED_AFTER + RECONNECT_MAX + 2 * HEARD_WITHIN
+        } else {
+            5 * SECOND
+        }
     }
 
     pub fn check_end(&self) {
@@ -201,10 +288,14 @@ impl World {
         let it = &self.nodes[node];
         let others = self.nodes.len() as u64;
         // Until everybody is there, has a leader and a connection, and has looked.
-        let election =
-            if self.setup.is_elected { self.brokers.bucket.ttl + LEADERLESS_MAX } else { 0 };
+        let is_elected = self.setup.has(Way::Elected);
+        let mut election = if is_elected { self.brokers.bucket.ttl + LEADERLESS_MAX } else { 0 };
+        // The younger of two that are the same finishes its nodes before it makes room for the older.
+        if is_elected && self.setup.has_twins {
+            election += self.longest_attempt();
+        }
         // Those that share the nodes listen, and one whose node it is may find it locked by the one whose it was.
-        let sharing = if self.setup.is_shared { SHARED_MAX } else { 0 };
+        let sharing = if self.setup.has(Way::Shares) { SHARED_MAX } else { 0 };
         let begin =
             RESTART_MAX + SETTLED_AFTER + RECONNECT_MAX + election + sharing + OFF_MAX + DOWN_MAX;
         // The longest that is still to be waited for what was: each wait by its kind.

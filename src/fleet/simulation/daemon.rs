@@ -8,13 +8,15 @@ use fastrand::Rng;
 use crate::clock::BootTime;
 use crate::fleet::simulation::network::{Network, PEACE};
 use crate::fleet::simulation::process::{Input, Process};
-use crate::fleet::simulation::{Time, duration, micros};
+use crate::fleet::simulation::{Time, Way, duration, micros};
+use crate::protocol::peer::Heartbeat;
 use crate::protocol::{Identity, Sender};
 
 /// One of our daemons, whichever process it is at the time.
 pub struct Daemon {
     /// Who it is to nodes and peers.
     pub sender: Sender,
+    pub way: Way,
     /// What its peers may have heard of it.
     pub voice: Voice,
     pub clock: Clock,
@@ -31,6 +33,7 @@ pub struct Daemon {
     pub waiting: Vec<Input>,
     /// The connection that there really is: its broker, and its number. The process hears of its end later.
     pub connection: Option<(usize, u32)>,
+    pub connected_at: Time,
     /// Counts connections.
     pub links: u32,
     pub fleet_wakes: Option<Time>,
@@ -38,11 +41,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(name: usize, is_smooth: bool, rng: &mut Rng) -> Daemon {
+    pub fn new(name: usize, way: Way, is_smooth: bool, rng: &mut Rng) -> Daemon {
         let identity = Identity::parse(&format!("p{name}")).expect("an identity");
         let network = Network::new(8..500, 10..300, rng);
         Daemon {
             sender: Sender { identity, caller: format!("choria=p{name}") },
+            way,
             voice: Voice::default(),
             clock: Clock::new(rng),
             network: if is_smooth { PEACE } else { network },
@@ -53,6 +57,7 @@ impl Daemon {
             is_frozen: false,
             waiting: Vec::new(),
             connection: None,
+            connected_at: 0,
             links: 0,
             fleet_wakes: None,
             election_wakes: None,
@@ -90,21 +95,36 @@ impl Daemon {
 pub struct Voice {
     /// Since when without a gap, and the last time.
     spoken: Option<(BootTime, BootTime)>,
+    /// When it said what, by the numbers of its heartbeats.
+    said: BTreeMap<u64, BootTime>,
+    /// When it said the last that came back to it.
+    heard: Option<BootTime>,
 }
 
 impl Voice {
     /// It says that it is there, or that it leaves.
-    pub fn speaks(&mut self, now: BootTime, is_leaving: bool) {
+    pub fn speaks(&mut self, now: BootTime, beat: &Heartbeat) {
+        self.said.insert(beat.number, now);
         self.spoken = match self.spoken {
-            _ if is_leaving => None,
+            _ if beat.leaving => None,
             Some((since, last)) if now.since(last) <= GAP_MAX => Some((since, now)),
             _ => Some((now, now)),
         };
     }
 
-    /// For how long it has been saying so, and how long ago it last did.
-    pub fn at(&self, now: BootTime) -> Option<(Duration, Duration)> {
-        self.spoken.map(|(since, last)| (now.since(since), now.since(last)))
+    /// It hears what it said.
+    pub fn hears_itself(&mut self, beat: &Heartbeat) {
+        self.heard = self.heard.max(self.said.get(&beat.number).copied());
+    }
+
+    /// For how long it has been saying that it is there.
+    pub fn spoken_for(&self, now: BootTime) -> Option<Duration> {
+        self.spoken.map(|(since, _)| now.since(since))
+    }
+
+    /// How long ago it said the last that came back.
+    pub fn heard_ago(&self, now: BootTime) -> Option<Duration> {
+        self.heard.map(|heard| now.since(heard))
     }
 }
 

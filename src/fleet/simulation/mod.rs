@@ -64,9 +64,10 @@ fn simulated_daemons_keep_every_invariant_and_provision_their_fleet() {
 /// What a run is like.
 #[derive(Debug)]
 struct Setup {
-    is_elected: bool,
-    /// All provision, each its share of the nodes.
-    is_shared: bool,
+    /// One for each daemon.
+    ways: Vec<Way>,
+    /// Two of the daemons are one and the same to nodes.
+    has_twins: bool,
     limits: Limits,
     /// Whether its registry forgets nodes for want of room.
     forgets: bool,
@@ -87,12 +88,8 @@ struct Setup {
 
 impl Setup {
     fn new(rng: &mut Rng) -> Setup {
-        let (is_elected, is_shared) = match rng.u8(..10) {
-            0..5 => (true, false),
-            5..7 => (false, true),
-            _ => (false, false),
-        };
-        let is_alone = !is_elected && !is_shared;
+        let ways = Way::some(rng);
+        let is_alone = ways[0] == Way::Alone;
         let interval = duration(rng.u64(5..if is_alone { 60 } else { 15 }) * SECOND);
         let mut limits = Limits::new(interval, interval * rng.u32(1..4));
         // Small bounds are met by small fleets; forgetting is no fault as long as nodes are found again.
@@ -114,8 +111,8 @@ impl Setup {
         let end = [Step::Helper, Step::Call(Action::Configure), Step::Call(Action::Restart)];
         plan.extend(end);
         Setup {
-            is_elected,
-            is_shared,
+            has_twins: !is_alone && ways.len() > 1 && rng.u8(..8) == 0,
+            ways,
             limits,
             forgets,
             queue_max: rng.usize(1..=6),
@@ -136,9 +133,19 @@ impl Setup {
         }
     }
 
+    /// Whether any daemon goes this way.
+    fn has(&self, way: Way) -> bool {
+        self.ways.contains(&way)
+    }
+
     /// Whether there is but one, or the nodes' locks alone keep two apart.
     fn is_alone(&self) -> bool {
-        !self.is_elected && !self.is_shared
+        self.has(Way::Alone)
+    }
+
+    /// Whether some daemons hold an election and others share the nodes, which is a mistake of whoever set them up.
+    fn is_mixed(&self) -> bool {
+        self.has(Way::Elected) && self.has(Way::Shares)
     }
 
     fn actions(&self) -> Vec<Action> {
@@ -148,6 +155,39 @@ impl Setup {
 
     fn probe_timeout(&self) -> Time {
         micros(self.probes.timeout)
+    }
+}
+
+/// How a daemon keeps out of the others' way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Not at all.
+    Alone,
+    /// It provisions while it leads.
+    Elected,
+    /// It provisions its share of the nodes.
+    Shares,
+}
+
+impl Way {
+    /// Those of one to three daemons.
+    fn some(rng: &mut Rng) -> Vec<Way> {
+        let all = match rng.u8(..11) {
+            0..5 => Way::Elected,
+            5..7 => Way::Shares,
+            // Without an election the nodes' locks keep them apart.
+            7..10 => return vec![Way::Alone; if rng.u8(..8) == 0 { 2 } else { 1 }],
+            _ => {
+                let third = [None, Some(Way::Elected), Some(Way::Shares)][rng.usize(..3)];
+                return [Way::Elected, Way::Shares].into_iter().chain(third).collect();
+            }
+        };
+        let count = match rng.u8(..8) {
+            0 => 1,
+            1..=2 => 3,
+            _ => 2,
+        };
+        vec![all; count]
     }
 }
 
@@ -259,8 +299,11 @@ impl Seen {
             "a share was gained",
             "left its share",
             "a term outlived a silence",
-            "stood by",
             "listened after it woke up",
+            "answered one without an election",
+            "stood by beside a leader",
+            "stood by beside an older one",
+            "stayed out beside an older one",
         ] {
             assert!(self.things.contains(thing), "no seed saw: {thing}");
         }

@@ -8,20 +8,22 @@ use std::time::{Duration, Instant};
 use crate::clock::BootTime;
 use crate::fleet::discoverer::next_after_reconnect;
 use crate::fleet::election::core as election;
+use crate::fleet::election::part;
 use crate::fleet::peers::core as peers;
+use crate::fleet::peers::presence::Presence;
 use crate::fleet::peers::shares::Owners;
 use crate::fleet::prober;
 use crate::fleet::registry::{Key, Next, Queue, Registry, Sighted, Sighting};
 use crate::fleet::simulation::attempt::Attempt;
 use crate::fleet::simulation::broker;
 use crate::fleet::simulation::node::Answer;
-use crate::fleet::simulation::{Scene, Setup, duration};
+use crate::fleet::simulation::{Scene, Setup, Way, duration};
 use crate::fleet::worker::permits::{Permits, Seat};
 use crate::fleet::worker::rate::RateLimit;
 use crate::gate::{self, Closed, Reason};
 use crate::node::{Outcome, Report};
 use crate::protocol::ksuid::Ksuid;
-use crate::protocol::peer::Heartbeat;
+use crate::protocol::peer::{Heartbeat, Role};
 use crate::protocol::{Identity, Sender};
 use crate::rpc::actions::Action;
 
@@ -153,6 +155,12 @@ pub struct Process {
     /// Outcomes and when the finisher comes to them.
     pub done: VecDeque<(Instant, Key, Report)>,
     pub election: Option<election::Core>,
+    /// What one with an election says to its peers, and makes of theirs.
+    presence: Option<Presence>,
+    /// On an operator's wish.
+    is_paused: bool,
+    /// An older process is to nodes who we are: we stay out of the election.
+    has_older_twin: bool,
     pub peers: Option<peers::Core>,
     pub owners: Option<Owners>,
     /// Counts our terms, by what the election says, not by the gate.
@@ -161,6 +169,7 @@ pub struct Process {
     /// Until when we lead, by what the election says; none without one.
     pub lease: Option<BootTime>,
     is_stepping_down: bool,
+    pub instance: Ksuid,
     sender: Sender,
     /// It had to listen again.
     was_interrupted: bool,
@@ -193,6 +202,7 @@ struct Discovery {
 impl Process {
     pub fn new(
         setup: &Setup,
+        way: Way,
         instance: Ksuid,
         sender: Sender,
         now: Instant,
@@ -200,16 +210,17 @@ impl Process {
         rng: fastrand::Rng,
     ) -> Process {
         let mut gate = gate::Core::new();
-        let election = setup.is_elected.then(|| {
+        let election = (way == Way::Elected).then(|| {
             gate.stand_by();
             election::Core::new(boot, rng)
         });
-        let peers = setup.is_shared.then(|| {
+        let presence = election.is_some().then(|| Presence::new(instance, sender.clone()));
+        let peers = (way == Way::Shares).then(|| {
             gate.stand_by();
             gate.listen();
             peers::Core::new(instance, sender.clone())
         });
-        let has_term = setup.is_alone();
+        let has_term = way == Way::Alone;
         let election_lease = (!has_term).then_some(BootTime::START);
         Process {
             gate,
@@ -227,8 +238,12 @@ impl Process {
             rate: RateLimit::new(setup.rate),
             done: VecDeque::new(),
             election,
+            presence,
+            is_paused: false,
+            has_older_twin: false,
             peers,
             owners: None,
+            instance,
             sender,
             was_interrupted: false,
             term: 0,
@@ -261,6 +276,9 @@ impl Process {
             Input::News(News::Offer(number)) => {
                 return self.elect(election::Input::Offer(number), scene);
             }
+            Input::News(News::Said(_, beat)) if self.election.is_some() => {
+                return self.hear_peer(&beat, scene);
+            }
             Input::News(News::Said(_, beat)) => {
                 return self.share(peers::Input::Heard(beat), scene);
             }
@@ -273,20 +291,18 @@ impl Process {
             Input::Fleet => {}
             Input::Pause(true) => {
                 self.gate.close(Reason::Operator);
-                self.elect(election::Input::Pause(true), scene);
+                self.is_paused = true;
+                self.stay_out(scene);
                 self.share(peers::Input::Pause(true), scene);
             }
             Input::Pause(false) => {
                 self.gate.open(Reason::Operator, scene.mono);
                 self.is_triggered = true;
-                self.elect(election::Input::Pause(false), scene);
+                self.is_paused = false;
+                self.stay_out(scene);
                 self.share(peers::Input::Pause(false), scene);
             }
-            Input::StepDown => {
-                let leads = self.has_term && self.election.is_some();
-                self.is_stepping_down |= leads;
-                self.elect(election::Input::StepDown, scene);
-            }
+            Input::StepDown => self.step_down(scene),
             Input::Drain => self.drain(scene),
             Input::Abort => {
                 if !self.is_draining {
@@ -325,6 +341,11 @@ impl Process {
             && self.done.is_empty()
             && self.election.as_ref().is_none_or(|core| core.is_gone() || self.is_aborted)
             && self.peers.as_ref().is_none_or(|core| core.is_gone() || self.is_aborted)
+    }
+
+    /// Whether it has left its share to others.
+    pub fn has_left(&self) -> bool {
+        self.peers.as_ref().is_some_and(|core| core.part() == peers::Part::Out)
     }
 
     /// When the fleet's threads have something to do.
@@ -552,8 +573,11 @@ impl Process {
         } else {
             self.gate.close(Reason::Disconnected);
         }
-        self.elect(election::Input::Link(link.is_some()), scene);
         let us = link.map(|_| self.sender.clone());
+        if let Some(presence) = &mut self.presence {
+            presence.link(us.clone(), scene.boot);
+        }
+        self.elect(election::Input::Link(link.is_some()), scene);
         self.share(peers::Input::Link(us), scene);
     }
 
@@ -578,7 +602,58 @@ impl Process {
         let Some(core) = &mut self.election else { return };
         let outputs = core.step(scene.boot, input);
         self.obey(outputs, scene);
+        self.speak(scene);
         self.leave(scene);
+    }
+
+    /// The election takes what a peer said.
+    fn hear_peer(&mut self, beat: &Heartbeat, scene: &mut Scene<'_>) {
+        if let Some(presence) = &mut self.presence {
+            presence.hear(beat, scene.boot);
+        }
+        if beat.role == Role::Active {
+            scene.note("answered one without an election");
+        }
+        self.elect(election::Input::Time, scene);
+    }
+
+    /// The election says who we are if that is due, and sees whether another is.
+    fn speak(&mut self, scene: &mut Scene<'_>) {
+        let (Some(core), Some(presence)) = (&self.election, &mut self.presence) else { return };
+        if core.is_gone() {
+            return;
+        }
+        presence.play(part(core.role(scene.boot)), scene.boot);
+        let beat = presence.advance(scene.boot);
+        let has_older_twin = presence.older_twin().is_some();
+        if let Some(beat) = beat {
+            self.send(Post::Beat(beat), scene);
+        }
+        if has_older_twin != self.has_older_twin {
+            self.has_older_twin = has_older_twin;
+            if has_older_twin {
+                scene.note("stayed out beside an older one");
+                self.step_down(scene);
+            }
+            self.stay_out(scene);
+        }
+    }
+
+    fn stay_out(&mut self, scene: &mut Scene<'_>) {
+        let is_out = self.is_paused || self.has_older_twin;
+        self.elect(election::Input::Pause(is_out), scene);
+    }
+
+    fn step_down(&mut self, scene: &mut Scene<'_>) {
+        self.is_stepping_down |= self.has_term && self.election.is_some();
+        self.elect(election::Input::StepDown, scene);
+    }
+
+    /// When the election has something to do though nothing comes.
+    pub fn wake_election(&self, boot: BootTime) -> Option<BootTime> {
+        let core = self.election.as_ref().filter(|core| !core.is_gone())?;
+        let presence = self.presence.as_ref().and_then(|presence| presence.wake(boot));
+        [core.wake(), presence].into_iter().flatten().min()
     }
 
     fn obey(&mut self, outputs: Vec<election::Output>, scene: &mut Scene<'_>) {
@@ -711,8 +786,11 @@ impl Process {
                     self.lease = Some(BootTime::START);
                     self.gate.listen();
                 }
-                peers::Output::StandBy(_) => {
-                    scene.note("stood by");
+                peers::Output::StandBy(why) => {
+                    scene.note(match why {
+                        peers::Why::Twin(_) => "stood by beside an older one",
+                        peers::Why::Leader(_) => "stood by beside a leader",
+                    });
                     self.lease = Some(BootTime::START);
                     self.gate.stand_by();
                 }

@@ -14,6 +14,7 @@ use crate::fleet::simulation::node::{Ask, Node};
 use crate::fleet::simulation::process::{Id, Input, News, Post, Process, Sent};
 use crate::fleet::simulation::{MS, SECOND, Scene, Seen, Setup, Time, say};
 use crate::protocol::ksuid::Ksuid;
+use crate::protocol::peer::Role;
 
 /// The longest until somebody who lost its broker is back.
 pub const RECONNECT_MAX: Time = 20 * SECOND;
@@ -46,8 +47,8 @@ pub struct World {
     pub daemons: Vec<Daemon>,
     pub phase: Phase,
     pub actors: Actors,
-    /// When a daemon, the first, last took a heartbeat of another, unless that has left since.
-    pub heard: BTreeMap<(usize, usize), Time>,
+    /// When a daemon, the first, last took a heartbeat of another, and what that was then, unless it has left since.
+    pub heard: BTreeMap<(usize, usize), (Time, Role)>,
     pub disturbed_at: Time,
     sent: Vec<Sent>,
     pub seen: Seen,
@@ -175,14 +176,6 @@ impl World {
     pub fn new(seed: u64, is_traced: bool) -> World {
         let mut rng = Rng::with_seed(seed);
         let setup = Setup::new(&mut rng);
-        let daemons = match (!setup.is_alone(), rng.u8(..8)) {
-            (true, 0) => 1,
-            (true, 1..=2) => 3,
-            (true, _) => 2,
-            // Without an election the nodes' locks keep them apart.
-            (false, 0) => 2,
-            (false, _) => 1,
-        };
         let actions = setup.actions();
         let nodes = (0..rng.usize(1..=7)).map(|n| Node::new(n, &actions, &mut rng)).collect();
         let brokers = Brokers::new(
@@ -192,10 +185,9 @@ impl World {
         );
         // Where every message may be late or lost, nobody leads for long.
         let is_smooth = rng.bool();
-        // Two may be one and the same to nodes.
-        let twins = setup.is_shared && rng.u8(..8) == 0;
-        let daemons = (0..daemons)
-            .map(|n| Daemon::new(if twins && n == 1 { 0 } else { n }, is_smooth, &mut rng))
+        let name = |n| if setup.has_twins && n == 1 { 0 } else { n };
+        let daemons = (0..setup.ways.len())
+            .map(|n| Daemon::new(name(n), setup.ways[n], is_smooth, &mut rng))
             .collect();
         let mut world = World {
             seed,
@@ -347,9 +339,12 @@ impl World {
         let Some(process) = &mut it.process else { return };
         let is_draining = matches!(input, Input::Drain);
         if let Input::News(News::Said(from, beat)) = &input {
+            if *from == daemon {
+                it.voice.hears_itself(beat);
+            }
             match beat.leaving {
                 true => drop(self.heard.remove(&(daemon, *from))),
-                false => drop(self.heard.insert((daemon, *from), self.now)),
+                false => drop(self.heard.insert((daemon, *from), (self.now, beat.role))),
             }
         }
         let mut drops_connection = false;
@@ -397,7 +392,7 @@ impl World {
         let Some(process) = &it.process else { return };
         let boot = it.clock.boot(self.now);
         let peers = process.peers.as_ref().and_then(|core| core.wake(boot));
-        let election = process.election.as_ref().and_then(election::Core::wake).or(peers);
+        let election = process.wake_election(boot).or(peers);
         let election = election.map(|at| it.clock.when_boot(at));
         let fleet = fleet.map(|at| it.clock.when_mono(at));
         for (at, input) in [(election, Input::Election), (fleet, Input::Fleet)] {
@@ -422,7 +417,7 @@ impl World {
             self.check_act(daemon, &sent);
             if let Post::Beat(beat) = &sent.post {
                 let it = &mut self.daemons[daemon];
-                it.voice.speaks(it.clock.boot(self.now), beat.leaving);
+                it.voice.speaks(it.clock.boot(self.now), beat);
             }
             let it = &self.daemons[daemon];
             let Some((broker, link)) = it.connection else { continue };
@@ -647,6 +642,7 @@ impl World {
         it.links += 1;
         let link = it.links;
         it.connection = Some((broker, link));
+        it.connected_at = self.now;
         self.tell(daemon, Input::Link(Some(link)));
     }
 
@@ -702,7 +698,8 @@ impl World {
         let sender = it.sender.clone();
         let instance = Ksuid::new(FIRST_START + (now / SECOND) as i64, rng_bytes(&mut self.rng));
         let (mono, boot) = (it.clock.mono(now), it.clock.boot(now));
-        it.process = Some(Process::new(&self.setup, instance, sender, mono, boot, rng));
+        let way = it.way;
+        it.process = Some(Process::new(&self.setup, way, instance, sender, mono, boot, rng));
         self.heard.retain(|(to, from), _| *to != daemon && *from != daemon);
         let incarnation = it.incarnation;
         self.within(SECOND, Event::Reconnect { daemon, incarnation });
