@@ -12,12 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use choria_provisioner::fleet::finisher::{Done, Finisher};
+use choria_provisioner::fleet::history::History;
 use choria_provisioner::fleet::registry::{Key, Limits, Sighting};
 use choria_provisioner::fleet::roster::Roster;
 use choria_provisioner::gate::{Gate, Reason};
 use choria_provisioner::metrics::Metrics;
 use choria_provisioner::node::{Outcome, Report};
-use choria_provisioner::ops::history::History;
 use choria_provisioner::protocol::Identity;
 use choria_provisioner::shutdown::Never;
 use crossbeam_channel::{Receiver, bounded, select};

@@ -26,19 +26,22 @@
 //! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`appending`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and
 //!   ends.
 //! * [`check`], [`rehearsal`]: the commands that look without touching.
-//! * [`fleet`]: all threads and how they are connected; [`fleet::registry`] is what we know of each node.
+//! * [`daemon`]: all threads: how they are connected, started, reloaded and ended.
+//! * [`fleet`]: what each of them does; [`fleet::registry`] is what we know of each node.
 //! * [`node`]: everything that happens to one node, on one screen; [`helper`] runs the site's program.
 //! * [`rpc`]: one request to one node, one checked reply back, and discovery.
 //! * [`protocol`], [`jwt`], [`pki`], [`version`]: bytes in, types out; no I/O, no clock.
-//! * [`transport`]: the connection to the broker. [`dns`]: where brokers are, and who we are, when no file says so.
-//! * [`gate`]: every reason not to act. [`pulse`]: which threads make progress. [`clock`]: what time it is. [`errors`]: errors in words. [`secret`]: what nobody may see.
+//! * [`transport`]: the connection to the broker. [`keychain`]: the keys it is made with. [`dns`]: where brokers are, and who we are, when no file says so.
+//! * [`gate`]: every reason not to act. [`pulse`]: which threads make progress. [`clock`]: what time it is. [`errors`]: errors in words. [`seldom`]: not too many
+//!   of them. [`secret`]: what nobody may see.
 //! * [`metrics`] and [`ops`]: what operators see.
 //!
-//! Dependencies point one way: `fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`. All but the
-//! pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from `protocol`.
-//! `config` reads into types of `helper` and `transport` and checks the site's tokens with `jwt`; below `fleet` only `node` and
-//! `logging` look at it. `secret` and `errors` need nothing. Among the pure modules, `jwt` takes ids from `protocol` and keys from `pki`, and
-//! `protocol` signs with `pki`. `ops` reads what `fleet` knows when somebody asks, and `fleet` starts it.
+//! Dependencies point one way: `daemon → ops → fleet → node → rpc → transport, protocol`, and `node → helper, jwt, pki, version`.
+//! All but the pure modules may count in `metrics`; whatever sends asks `gate`; `transport` takes its checked subjects from
+//! `protocol`. `config` reads into types of `helper` and `transport` and checks the site's tokens with `jwt`; below `fleet` only
+//! `node`, `keychain` and `logging` look at it. `secret`, `seldom` and `errors` need nothing. Among the pure modules, `jwt` takes ids
+//! from `protocol` and keys from `pki`, and `protocol` signs with `pki`. `ops` reads what `fleet` knows when somebody asks, and no
+//! thread of `fleet` knows who looks.
 //!
 //! # What always holds
 //!
@@ -65,6 +68,7 @@ pub mod pidfile;
 pub mod rehearsal;
 pub mod shutdown;
 
+pub mod daemon;
 pub mod fleet;
 pub mod helper;
 pub mod node;
@@ -77,6 +81,7 @@ pub mod protocol;
 pub mod version;
 
 pub mod dns;
+pub mod keychain;
 pub mod transport;
 
 pub mod clock;
@@ -86,3 +91,4 @@ pub mod metrics;
 pub mod ops;
 pub mod pulse;
 pub mod secret;
+pub mod seldom;

@@ -15,12 +15,12 @@ use choria_provisioner::config::report::Report;
 use choria_provisioner::config::surroundings::Surroundings;
 use choria_provisioner::config::{self, AdminSocket, LogFormat, LogTarget, Source};
 use choria_provisioner::coredump;
+use choria_provisioner::daemon::{self, Setup};
 use choria_provisioner::descriptors;
 use choria_provisioner::errors::chain;
-use choria_provisioner::fleet::{self, Setup};
+use choria_provisioner::fleet::audit::AuditFile;
 use choria_provisioner::helper::HelperCommand;
 use choria_provisioner::logging::Log;
-use choria_provisioner::ops::audit::AuditFile;
 use choria_provisioner::ops::client;
 use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
@@ -314,7 +314,7 @@ fn serve(
         version: VERSION,
         log: log.clone(),
     };
-    fleet::run(setup, signals)?;
+    daemon::run(setup, signals)?;
     Ok(())
 }
 

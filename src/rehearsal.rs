@@ -21,9 +21,8 @@ use serde_json::{Map, Value};
 use crate::config::security::Problem;
 use crate::config::{AdminSocket, Config, Settings};
 use crate::errors::chain;
-use crate::fleet;
-use crate::fleet::keychain::Keychain;
 use crate::gate::{Gate, Reason};
+use crate::keychain::Keychain;
 use crate::metrics::Metrics;
 use crate::node::{self, Context, Intended, Intent, Probed, Progress, Rehearsal};
 use crate::ops::client;
@@ -167,7 +166,7 @@ pub fn run(node: &Identity, settings: Settings, abort: &Receiver<Never>) -> Resu
         metrics.clone(),
     )
     .map_err(Failed::Rpc)?;
-    let helper = Arc::new(fleet::helper(&config, &metrics));
+    let helper = Arc::new(node::helper(&config, &metrics));
     let deadline = Instant::now() + config.node_timeout;
     let context = Context {
         rpc,

@@ -5,7 +5,7 @@
 //! for a log nobody reads. SIGHUP
 //! asks for the configuration to be read again, SIGUSR2 for the log file to be opened again. Drain and abort are channels
 //! that carry no message and only disconnect, so any number of threads can wait for them. How long a drain may take before
-//! it turns into an abort is decided by `fleet`, which knows the setting and when the last node has ended.
+//! it turns into an abort is decided by `daemon`, which knows the setting and when the last node has ended.
 
 use std::io;
 use std::sync::Arc;

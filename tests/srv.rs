@@ -12,8 +12,8 @@ use std::thread;
 use choria_provisioner::check::{self, Wanted};
 use choria_provisioner::config::Source;
 use choria_provisioner::config::surroundings::{Names, Surroundings};
+use choria_provisioner::daemon::Setup;
 use choria_provisioner::dns;
-use choria_provisioner::fleet::Setup;
 use choria_provisioner::logging::Log;
 use choria_provisioner::shutdown::Signals;
 use parking_lot::Mutex;
@@ -72,7 +72,7 @@ fn a_broker_that_dns_names_badly_is_a_warning_while_another_lets_us_in() {
 fn start(
     site: &TempDir,
     dns: &DnsServer,
-) -> thread::JoinHandle<Result<(), choria_provisioner::fleet::RunError>> {
+) -> thread::JoinHandle<Result<(), choria_provisioner::daemon::RunError>> {
     let source = source(site, dns);
     let settings = source.load().expect("the files are good");
     let config = settings.config;
@@ -88,7 +88,7 @@ fn start(
         log: log.expect("the folder is writable"),
     };
     let signals = Signals::install().expect("signals can be handled");
-    thread::spawn(move || choria_provisioner::fleet::run(setup, signals))
+    thread::spawn(move || choria_provisioner::daemon::run(setup, signals))
 }
 
 /// Its files, and the DNS server it asks.

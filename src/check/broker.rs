@@ -13,8 +13,8 @@ use crossbeam_channel::{Receiver, bounded, never};
 
 use crate::config::choria::{ChoriaConfig, Inspected};
 use crate::errors::chain;
-use crate::fleet::keychain::Keychain;
 use crate::gate::Lease;
+use crate::keychain::Keychain;
 use crate::metrics::Metrics;
 use crate::protocol::election::{self, Written};
 use crate::protocol::subject::{self, ReplySubjects, Subject};

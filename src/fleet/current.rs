@@ -85,15 +85,15 @@ mod testing {
 
     use super::*;
     use crate::config::report::Report;
-    use crate::fleet;
     use crate::gate::Gate;
+    use crate::node;
     use crate::rpc::testing::Net;
 
     impl Current {
         /// As a daemon with the settings in `yaml` begins.
         pub(crate) fn testing(yaml: &str, net: &Net, gate: &Arc<Gate>) -> Arc<Current> {
             let config = Config::parse(yaml.as_bytes(), &mut Report::default()).unwrap();
-            let helper = fleet::helper(&config, &net.metrics);
+            let helper = node::helper(&config, &net.metrics);
             Arc::new(Current::new(Context {
                 rpc: net.rpc.clone(),
                 helper: Arc::new(helper),

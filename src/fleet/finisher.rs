@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use crossbeam_channel::{Receiver, select_biased, tick};
 
+use crate::fleet::audit::{Entry, Trail};
+use crate::fleet::history::{Ended, History};
 use crate::fleet::registry::{Key, Next, Tally};
 use crate::fleet::roster::Roster;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::node::Report;
-use crate::ops::audit::{Entry, Trail};
-use crate::ops::history::{Ended, History};
 use crate::pulse;
 
 /// How often expired entries are looked for and gauges brought up to date; no decision waits for it.

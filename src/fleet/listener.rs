@@ -13,7 +13,6 @@ use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 use crate::clock::unix_time;
 use crate::fleet::registry::{Key, Sighted, Sighting};
 use crate::fleet::roster::Roster;
-use crate::fleet::seldom::Seldom;
 use crate::fleet::skew::Skew;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
@@ -22,6 +21,7 @@ use crate::protocol::json::excerpt;
 use crate::protocol::lifecycle::{self, EventKind};
 use crate::protocol::subject::Pattern;
 use crate::pulse;
+use crate::seldom::Seldom;
 use crate::shutdown::Never;
 use crate::transport::{Handler, Message, Subscription, Transport};
 

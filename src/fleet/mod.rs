@@ -1,244 +1,32 @@
-//! Starts, connects and joins the threads that find and provision nodes.
+//! The nodes: what we know of them, whose they are, and the threads that find, ask and provision them and write down what
+//! became of them.
 //!
-//! | Thread | Waits for | Ends when |
-//! | --- | --- | --- |
-//! | main (`main_loop`) | links, signals, changes of the gate | all others have ended |
-//! | `signals` (`shutdown`) | signals | `Signals` is dropped |
-//! | `reload` | SIGHUP, wishes of operators | all that provision have ended |
-//! | `broker-keeper`, a `broker-reader` for each connection, a `resolver` for each look-up (`transport`) | the socket, timers, DNS | the connection is closed, last of all |
-//! | `listener` | startup events | drain |
-//! | `discoverer` | interval, triggers, late finds | drain |
-//! | `prober` | queues, answers, permits, the gate | drain, after its workers |
-//! | `worker-N`, started as needed | a node from the prober | the prober has ended and their node too |
-//! | `audit` (`ops::audit`) | outcomes to write down | `finisher` has ended or a reload names another log, and all is written |
-//! | `finisher` | outcomes, a tick | prober and workers have ended |
-//! | `election` or `peers`, unless we are alone | answers, what peers say, changes of the gate, a timer | drain, after all the above |
-//! | `helper-end` for each time that processes of a helper that stays are let go (`helper`) | their end | they have ended, or were killed after 5 s |
-//! | monitor (`ops::http`), `admin` and its clients (`ops::socket`) | requests, commands | all others have ended |
+//! Each thread is a thin shell around a core, and none knows who started it. A node passes through them in this order:
 //!
-//! Stopping: *drain* closes the gate and ends listener, discoverer and prober, whose queues are dropped; running nodes
-//! finish; when the last outcome is written leadership is handed over, or our share left to the others, and the connection
-//! drains and closes. *Abort*, a second signal or `drain_timeout`, closes the connection at once and ends every wait; a node
-//! stops before its next step. A panic anywhere ends the process: half a daemon is worse than none.
+//! | Module | What it does |
+//! | --- | --- |
+//! | [`listener`], [`discoverer`] | find it: by its startup event, by asking the fleet who is there |
+//! | [`registry`], behind the lock of [`roster`] | what we know of it; decides what becomes of a sighting and of an outcome |
+//! | [`prober`] | asks it for its inventory, with many others; the silent ones end here |
+//! | [`worker`] | provisions it, one node at a time |
+//! | [`finisher`] | writes the outcome into the registry, [`history`] and [`audit`] log |
+//!
+//! Beside them [`election`] or [`peers`] decides whether it is ours, where there are several daemons ([`standing`] has what the two
+//! share); [`current`] holds the settings in force, and [`skew`] notes whether nodes say that our clock is off.
 
-pub mod access;
-mod cluster;
+pub mod audit;
 pub mod current;
 pub mod discoverer;
 pub mod election;
 pub mod finisher;
-pub mod keychain;
-mod links;
+pub mod history;
 pub mod listener;
-mod main_loop;
 pub mod peers;
-mod pipeline;
 pub mod prober;
 pub mod registry;
-pub mod reload;
 pub mod roster;
-pub mod seldom;
 #[cfg(test)]
 mod simulation;
 pub mod skew;
 pub mod standing;
-mod surfaces;
-mod threads;
-mod tokens;
 pub mod worker;
-
-use std::fmt;
-use std::io;
-use std::panic;
-use std::process;
-use std::sync::Arc;
-
-use crossbeam_channel::{Receiver, Sender, bounded};
-
-use crate::config::choria::ChoriaConfig;
-use crate::config::security;
-use crate::config::{Config, HelperMode, Source};
-use crate::fleet::access::Access;
-use crate::fleet::cluster::Cluster;
-use crate::fleet::current::Current;
-use crate::fleet::main_loop::MainLoop;
-use crate::fleet::pipeline::Pipeline;
-use crate::fleet::reload::Reloading;
-use crate::fleet::roster::Roster;
-use crate::fleet::surfaces::Surfaces;
-use crate::helper::Helper;
-use crate::logging::Log;
-use crate::metrics::Metrics;
-use crate::node;
-use crate::ops::audit::{AuditFile, Trail};
-use crate::ops::http::Monitor;
-use crate::ops::socket::Socket;
-use crate::ops::systemd::Systemd;
-use crate::protocol::subject::BadSubject;
-use crate::rpc;
-use crate::shutdown::{Never, Signals};
-use crate::transport::connection;
-
-/// What `run` needs; everything in it has been checked.
-pub struct Setup {
-    /// Where settings come from, to read them again.
-    pub source: Source,
-    /// The provisioner's own settings.
-    pub config: Config,
-    /// From Choria's client file.
-    pub choria: ChoriaConfig,
-    /// The port for metrics, bound before any work starts.
-    pub monitor: Option<Monitor>,
-    /// The socket for an operator's commands, if there is one.
-    pub admin: Option<Socket>,
-    /// Where each attempt is written down, if anywhere.
-    pub audit: Option<AuditFile>,
-    /// Our version, for our startup event.
-    pub version: &'static str,
-    /// The log, to open its file again on SIGUSR2.
-    pub log: Log,
-}
-
-/// Why the daemon could not start.
-#[derive(Debug)]
-pub enum RunError {
-    /// One of our keys can't be read or used.
-    Keys(security::Problem),
-    /// The connection could not be begun.
-    Connection(connection::StartError),
-    /// The reply subscription could not be made.
-    Rpc(rpc::StartError),
-    /// `lifecycle_component` makes no subject.
-    Component(BadSubject),
-    /// The system gave us no thread.
-    Thread {
-        /// Its name.
-        name: &'static str,
-        /// What the system said.
-        error: io::Error,
-    },
-}
-
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunError::Keys(_) => f.write_str("could not use our keys"),
-            RunError::Connection(_) => f.write_str("could not start the connection"),
-            RunError::Rpc(_) => f.write_str("could not subscribe to replies"),
-            RunError::Component(_) => f.write_str("lifecycle_component can't be part of a subject"),
-            RunError::Thread { name, .. } => write!(f, "could not start thread {name}"),
-        }
-    }
-}
-
-impl std::error::Error for RunError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            RunError::Keys(error) => Some(error),
-            RunError::Connection(error) => Some(error),
-            RunError::Rpc(error) => Some(error),
-            RunError::Component(error) => Some(error),
-            RunError::Thread { error, .. } => Some(error),
-        }
-    }
-}
-
-/// What all parts of the running daemon work with.
-struct Shared {
-    /// The settings, and what nodes are provisioned with.
-    current: Arc<Current>,
-    choria: ChoriaConfig,
-    metrics: Arc<Metrics>,
-    access: Access,
-    /// What we know of the nodes.
-    roster: Arc<Roster>,
-    /// Where attempts are written down.
-    audit: Arc<Trail>,
-    /// A message starts a discovery.
-    discover: Sender<()>,
-    /// Told how we are.
-    systemd: Arc<Systemd>,
-    /// Disconnects when nothing new may be begun.
-    drain: Receiver<Never>,
-    /// Disconnects when every wait must end.
-    abort: Receiver<Never>,
-}
-
-/// Finds and provisions nodes until the drain has ended or an abort.
-///
-/// # Errors
-///
-/// [`RunError`], before any node was touched.
-pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
-    end_on_panic();
-    let Setup { source, config, choria, monitor, admin, audit, version, log } = setup;
-    let metrics = Metrics::new(&config.site);
-    let access = Access::open(&choria, &metrics)?;
-    let (roster, queues) = Roster::new(
-        registry::Limits::new(config.interval, config.retry_max),
-        config.work_queue,
-        metrics.clone(),
-    );
-    let (discover, triggered) = bounded(1);
-    let shared = Shared {
-        current: Arc::new(Current::new(node::Context {
-            rpc: access.rpc.clone(),
-            helper: Arc::new(helper(&config, &metrics)),
-            gate: access.gate.clone(),
-            metrics: metrics.clone(),
-            config: Arc::new(config),
-            last_key: node::LastKey::default(),
-            discovery_timeout: choria.discovery_timeout,
-            abort: signals.abort.clone(),
-        })),
-        access,
-        roster: Arc::new(roster),
-        audit: Arc::default(),
-        discover,
-        systemd: Arc::new(Systemd::of_process()),
-        drain: signals.drain.clone(),
-        abort: signals.abort.clone(),
-        choria,
-        metrics,
-    };
-    if let Some(file) = audit {
-        let started = file.start(shared.access.instance.as_str(), shared.metrics.clone());
-        let started = started.map_err(|error| RunError::Thread { name: "audit", error })?;
-        shared.audit.replace(Some(started));
-    }
-    let Cluster { member, views } = Cluster::join(&shared, &queues)?;
-    let pipeline = Pipeline::start(&shared, queues, triggered)?;
-    let reloading = Reloading::start(&shared, source, &log, signals.hangup.clone())?;
-    let observer = surfaces::observer(&shared, &pipeline, views.clone(), version);
-    let surfaces = Surfaces::serve(&shared, &observer, views.election, &reloading, monitor, admin)?;
-
-    let mut main = MainLoop::new(&shared, version, observer);
-    main.serve(&signals, &log);
-    main.stop(&signals, &log, pipeline.threads, member, &shared.access.connection);
-    reloading.stop(&signals.abort);
-    shared.audit.replace(None);
-    shared.current.context().helper.stop(&signals.abort);
-    surfaces.close();
-    log::info!(component = "provisioner"; "Stopped");
-    Ok(())
-}
-
-/// The site's helper, run as configured.
-pub fn helper(config: &Config, metrics: &Arc<Metrics>) -> Helper {
-    let limits = config.helper_limits();
-    let (command, metrics) = (config.helper.clone(), metrics.clone());
-    match config.helper_mode {
-        HelperMode::Exec => Helper::new(command, limits, metrics),
-        HelperMode::Persistent => Helper::persistent(command, limits, config.workers, metrics),
-    }
-}
-
-/// The release build aborts on panic by itself; with this, every build does.
-fn end_on_panic() {
-    let before = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        before(info);
-        log::error!(component = "provisioner"; "{info}");
-        process::abort();
-    }));
-}

@@ -21,11 +21,11 @@ use self::core::{Core, Input, Output, Part, Parting};
 use self::table::Peer;
 use crate::clock::BootTime;
 use crate::fleet::roster::gauge;
-use crate::fleet::seldom::Seldom;
 use crate::fleet::standing::{LOOK_FOR_IDLE, News, Setup, Trouble, Watch, Word};
 use crate::protocol::peer::{Heartbeat, Role, Said};
 use crate::protocol::{Sender, subject};
 use crate::pulse;
+use crate::seldom::Seldom;
 use crate::transport::{Publish, Subscription};
 
 /// How often it is logged that peers come and go: where anyone may publish anyone can do that as fast as it likes.

@@ -17,7 +17,6 @@ use crate::fleet::finisher::Done;
 use crate::fleet::prober::core::{Core, Expired, Heard, Limits, Turn};
 use crate::fleet::registry::{Key, Sighting};
 use crate::fleet::roster::{Queues, Roster, gauge};
-use crate::fleet::seldom::Seldom;
 use crate::fleet::worker::rate::RateLimit;
 use crate::fleet::worker::{Job, Workers};
 use crate::gate::{Gate, Term};
@@ -27,6 +26,7 @@ use crate::protocol::{Identity, RequestId};
 use crate::pulse;
 use crate::rpc::actions::{Action, Call, Inventory};
 use crate::rpc::{Answer, Arrival, Registration, Rpc, RpcError, SendError};
+use crate::seldom::Seldom;
 use crate::shutdown::{Never, is_over};
 
 /// Answers that wait to be looked at; more than can come while the thread sends one request. One that does not fit is

@@ -13,9 +13,9 @@ use crate::fleet::peers::shares::Shares;
 use crate::fleet::registry::{
     Key, Kind, Limits, Queue, Registry, Returned, Sighted, Sighting, Taken,
 };
-use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
+use crate::seldom::Seldom;
 
 /// Waiting nodes read under one lock.
 const RETRIED_AT_ONCE: usize = 500;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::config::duration;
-use crate::fleet::seldom::Seldom;
 use crate::protocol::Identity;
+use crate::seldom::Seldom;
 
 /// So many nodes must agree, so that one whose own clock is off proves nothing.
 const WITNESSES: usize = 3;

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender as Channel};
 
 use crate::fleet::roster::{Queues, Roster};
-use crate::fleet::seldom::Seldom;
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::protocol::ksuid::Ksuid;
 use crate::protocol::{Identity, Sender};
 use crate::rpc::Rpc;
+use crate::seldom::Seldom;
 use crate::shutdown::{Never, is_over};
 use crate::transport::Transport;
 

@@ -23,13 +23,13 @@ use parking_lot::Mutex;
 use crate::fleet::finisher::Done;
 use crate::fleet::registry::Key;
 use crate::fleet::roster::gauge;
-use crate::fleet::seldom::Seldom;
 use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::worker::permits::{Answered, Permits, Seat, Verdict};
 use crate::metrics::Metrics;
 use crate::node::{self, Outcome, Probed, Report};
 use crate::protocol::Identity;
 use crate::rpc::Patience;
+use crate::seldom::Seldom;
 use crate::shutdown::Never;
 
 /// Nodes in hand for each permit: with all but one of them silent, the fleet still goes on at full speed.

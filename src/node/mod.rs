@@ -26,7 +26,7 @@ use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
 use crate::config::signing::SigningError;
-use crate::config::{self, Config, Enrollment, VerifyKeySource};
+use crate::config::{self, Config, Enrollment, HelperMode, VerifyKeySource};
 use crate::errors::chain;
 use crate::gate::{Closed, Gate, Reason, Term};
 use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
@@ -72,8 +72,10 @@ pub struct Context {
 }
 
 impl Context {
-    /// The same with other settings and the helper for them.
-    pub fn with(&self, config: Config, helper: Helper) -> Context {
+    /// The same with other settings, and the helper for them in the place of this one's.
+    pub fn with(&self, config: Config) -> Context {
+        let (command, limits) = (config.helper.clone(), config.helper_limits());
+        let helper = self.helper.replaced(command, limits, config.workers);
         Context {
             rpc: self.rpc.clone(),
             helper: Arc::new(helper),
@@ -84,6 +86,16 @@ impl Context {
             discovery_timeout: self.discovery_timeout,
             abort: self.abort.clone(),
         }
+    }
+}
+
+/// The site's helper, run as configured.
+pub fn helper(config: &Config, metrics: &Arc<Metrics>) -> Helper {
+    let limits = config.helper_limits();
+    let (command, metrics) = (config.helper.clone(), metrics.clone());
+    match config.helper_mode {
+        HelperMode::Exec => Helper::new(command, limits, metrics),
+        HelperMode::Persistent => Helper::persistent(command, limits, config.workers, metrics),
     }
 }
 

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use crate::fleet::election::View;
 use crate::fleet::election::core::Role;
 use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDenied};
-use crate::fleet::reload::{Asking, Reloaded};
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
+use crate::ops::reload::{Asking, Reloaded};
 use crate::ops::status::{Nodes, Query, Show, Status};
 use crate::protocol::{self, Identity};
 
@@ -360,10 +360,10 @@ mod tests {
 
     use super::*;
     use crate::fleet::registry::{Key, Limits, Next};
-    use crate::fleet::reload::{NotReloaded, Outcome as Reloading};
     use crate::fleet::roster::Queues;
     use crate::metrics::Metrics;
     use crate::node::{Outcome, Report};
+    use crate::ops::reload::{NotReloaded, Outcome as Reloading};
     use crate::ops::status::testing::{self, Still};
     use crate::shutdown::Never;
 

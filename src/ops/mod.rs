@@ -1,11 +1,10 @@
 //! What operators and their tools look at.
 
-pub mod audit;
 pub mod client;
 pub mod command;
-pub mod history;
 pub mod http;
 pub mod page;
+pub mod reload;
 pub mod socket;
 pub mod status;
 mod stop;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
-use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
 use crate::protocol::peer::{self, BadPeer, Said};
 use crate::protocol::subject;
+use crate::seldom::Seldom;
 use crate::transport::{Message, Subscription, Transport};
 
 /// What was said and waits to be looked at: all peers there may be, over some seconds.

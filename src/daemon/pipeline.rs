@@ -6,19 +6,19 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::daemon::threads::Threads;
+use crate::daemon::{RunError, Shared};
 use crate::fleet::discoverer::{self, Discoverer, LastSuccess};
 use crate::fleet::finisher::{Done, Finisher};
+use crate::fleet::history::History;
 use crate::fleet::listener::{self, Listener};
 use crate::fleet::prober::{self, Prober};
 use crate::fleet::registry::Key;
 use crate::fleet::roster::Queues;
 use crate::fleet::skew::Skew;
-use crate::fleet::threads::Threads;
 use crate::fleet::worker::Workers;
 use crate::fleet::worker::desks::Desks;
 use crate::fleet::worker::rate::RateLimit;
-use crate::fleet::{RunError, Shared};
-use crate::ops::history::History;
 use crate::protocol::subject;
 use crate::pulse::PIECE_MAX;
 

@@ -8,10 +8,10 @@ use crossbeam_channel::Receiver;
 
 use crate::clock::unix_time;
 use crate::config::choria::ChoriaConfig;
-use crate::fleet::RunError;
-use crate::fleet::keychain::Keychain;
-use crate::fleet::links::Links;
+use crate::daemon::RunError;
+use crate::daemon::links::Links;
 use crate::gate::Gate;
+use crate::keychain::Keychain;
 use crate::metrics::Metrics;
 use crate::ops::status::Uplink;
 use crate::protocol::ksuid::Ksuid;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crossbeam_channel::{Sender, bounded};
 
 use crate::config::Cooperation;
+use crate::daemon::threads::Threads;
+use crate::daemon::{RunError, Shared};
 use crate::fleet::election::{self, Election};
 use crate::fleet::peers::{self, Peers};
 use crate::fleet::roster::Queues;
 use crate::fleet::standing::{Hands, Setup};
-use crate::fleet::threads::Threads;
-use crate::fleet::{RunError, Shared};
 use crate::protocol::RequestId;
 use crate::pulse::PIECE_MAX;
 use crate::rpc;

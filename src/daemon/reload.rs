@@ -4,28 +4,27 @@
 //! at start only must say what they said then. One reload at a time, on a thread of its own: files and names may take their
 //! time, and the fleet need not wait for them.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, select_biased};
-use serde::{Deserialize, Serialize};
+use crossbeam_channel::{Receiver, Sender, after, bounded, select_biased};
 
 use crate::clock::unix_time;
 use crate::config::choria::ChoriaConfig;
 use crate::config::reload::{Changes, client_changes};
 use crate::config::{Config, Settings, Source};
+use crate::daemon::threads::Threads;
+use crate::daemon::{RunError, Shared};
 use crate::descriptors;
 use crate::errors::chain;
+use crate::fleet::audit::{self, Audit, AuditFile, Trail};
 use crate::fleet::current::Current;
 use crate::fleet::registry;
 use crate::fleet::roster::Roster;
-use crate::fleet::threads::Threads;
-use crate::fleet::{RunError, Shared};
 use crate::logging::Log;
 use crate::metrics::Metrics;
-use crate::ops::audit::{self, Audit, AuditFile, Trail};
+use crate::ops::reload::{Asking, ENDING, NotReloaded, Outcome, Reloaded};
 use crate::ops::systemd::Systemd;
 use crate::shutdown::{Never, is_over};
 
@@ -34,71 +33,6 @@ const WISHES_MAX: usize = 8;
 
 /// How long the end waits for a reload that reads its files.
 const END_MAX: Duration = Duration::from_secs(1);
-
-/// Why nothing is reloaded any more.
-const ENDING: &str = "the daemon is shutting down";
-
-/// How long an operator waits for a reload; whoever asks through the socket has a little more patience.
-const PATIENCE: Duration = Duration::from_secs(25);
-
-/// What came of a reload.
-pub type Outcome = Result<Reloaded, NotReloaded>;
-
-/// Asks for reloads.
-#[derive(Debug, Clone)]
-pub struct Asking {
-    wishes: Sender<Sender<Outcome>>,
-    /// Disconnects when nothing is reloaded any more.
-    over: Receiver<Never>,
-}
-
-impl Asking {
-    /// Has the thread asked that receives `wishes`: each is where its outcome goes, with room for it.
-    pub(crate) fn new(wishes: Sender<Sender<Outcome>>, over: Receiver<Never>) -> Asking {
-        Asking { wishes, over }
-    }
-
-    /// Waits for a reload.
-    ///
-    /// # Errors
-    ///
-    /// [`NotReloaded`]; it may yet happen if reading takes long.
-    pub fn reload(&self) -> Outcome {
-        let (outcome, told) = bounded(1);
-        let refuse = |why: &str| Err(NotReloaded(vec![why.to_owned()]));
-        match self.wishes.try_send(outcome) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => return refuse("too many wait for a reload"),
-            Err(TrySendError::Disconnected(_)) => return refuse(ENDING),
-        }
-        select_biased! {
-            recv(told) -> outcome => outcome.unwrap_or_else(|_| refuse(ENDING)),
-            recv(self.over) -> _ => refuse(ENDING),
-            recv(after(PATIENCE)) -> _ => refuse("the settings are still being read: the log will tell"),
-        }
-    }
-}
-
-/// A reload took effect.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reloaded {
-    /// The keys whose settings are other than before.
-    pub changed: Vec<String>,
-    /// What may not be meant as it is written.
-    pub warnings: Vec<String>,
-}
-
-/// Why a reload did not take effect, for people: every reason, a line each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReloaded(pub Vec<String>);
-
-impl fmt::Display for NotReloaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("\n"))
-    }
-}
-
-impl std::error::Error for NotReloaded {}
 
 /// The thread, for as long as the daemon runs.
 pub struct Reloading {
@@ -281,10 +215,7 @@ impl Reloader {
         descriptors::raise(config.workers);
         self.log.change_level(config.loglevel);
         let limits = registry::Limits::new(config.interval, config.retry_max);
-        let before = self.current.context();
-        let (command, bounds) = (config.helper.clone(), config.helper_limits());
-        let helper = before.helper.replaced(command, bounds, config.workers);
-        self.current.put(before.with(config, helper));
+        self.current.put(self.current.context().with(config));
         self.roster.registry().reload(limits, Instant::now());
         // What nodes failed of may be what was changed. A full channel holds the request already; without a receiver we are ending.
         let _ = self.discover.try_send(());

@@ -22,11 +22,11 @@ use serde::{Serialize, Serializer};
 
 use crate::appending;
 use crate::errors::chain;
-use crate::fleet::seldom::Seldom;
 use crate::jwt::hex;
 use crate::metrics::Metrics;
 use crate::node::Facts;
 use crate::protocol::Identity;
+use crate::seldom::Seldom;
 use crate::shutdown::Never;
 
 /// Lines that wait to be written: some seconds of a fleet that comes up at once, and four megabytes.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::fleet::cluster::Views;
-use crate::fleet::pipeline::Pipeline;
-use crate::fleet::reload::Reloading;
-use crate::fleet::{RunError, Shared, election};
+use crate::daemon::cluster::Views;
+use crate::daemon::pipeline::Pipeline;
+use crate::daemon::reload::Reloading;
+use crate::daemon::{RunError, Shared};
+use crate::fleet::election;
 use crate::ops::command::Operator;
 use crate::ops::http::{self, Monitor};
 use crate::ops::socket::{self, Socket};

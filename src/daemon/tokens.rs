@@ -9,8 +9,8 @@ use crate::config::Config;
 use crate::config::security::{Problem, Security};
 use crate::config::signing::SigningFiles;
 use crate::errors::chain;
-use crate::fleet::seldom::Seldom;
 use crate::metrics::Metrics;
+use crate::seldom::Seldom;
 
 /// How often we look at our own token when nobody needs it.
 const TOKENS_EVERY: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::fleet::RunError;
+use crate::daemon::RunError;
 use crate::pulse::Pulses;
 use crate::shutdown::Never;
 
