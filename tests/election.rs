@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use common::admin::say;
+use common::admin::{say, say_json};
 use common::cluster::{SLOW_HELPER, Scene, WORKERS};
 use common::{Daemon, SOON, wait_until, within};
 use fleet::streams::{self, Heard, Member};
@@ -192,7 +192,7 @@ fn a_leader_steps_down_on_an_operators_wish_when_its_nodes_are_finished() {
     });
     let said = say(&first, &["step-down"]);
     assert!(
-        said.starts_with("It steps down when ") && said.ends_with(" are finished.\n"),
+        said.starts_with("It steps down when ") && said.contains(" are finished. If no other "),
         "{said}"
     );
     scene.wait_leads(&second);
@@ -202,8 +202,27 @@ fn a_leader_steps_down_on_an_operators_wish_when_its_nodes_are_finished() {
     }
     assert!(first.metric("leader") == 0.0 && second.metric("provisioned") > 0.0);
     // And back again.
-    assert_eq!(say(&second, &["step-down"]), "It steps down; no node is in work.\n");
+    let said = say(&second, &["step-down"]);
+    assert!(said.starts_with("It steps down; no node is in work. "), "{said}");
     scene.wait_leads(&first);
+}
+
+#[test]
+fn a_leader_that_steps_down_with_nobody_there_says_so_and_leads_again_long_before_its_key_dies() {
+    let scene = Scene::start(LONG);
+    let daemon = scene.leader("p1");
+    let said = say(&daemon, &["step-down"]);
+    assert!(said.contains("If no other daemon takes over within 3s, it leads again."), "{said}");
+    wait_until(SOON, "it tells that it stepped down", || {
+        let status = say_json(&daemon, &["status"]);
+        let why = status["closed_by"][0]["text"].as_str().unwrap_or_default();
+        status["election"] == "stepped_down"
+            && why.starts_with("stepped down: leads again in ")
+            && why.ends_with(" unless another takes over")
+    });
+    scene.wait_leads(&daemon);
+    let status = say(&daemon, &["status"]);
+    assert!(status.contains("\nElection    leader\n"), "{status}");
 }
 
 #[test]

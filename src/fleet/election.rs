@@ -38,29 +38,47 @@ const ANSWERS_MAX: usize = 16;
 /// What others may see of the election, and ask of it.
 #[derive(Debug)]
 pub struct View {
-    shown: Mutex<(Role, Option<String>)>,
+    shown: Mutex<Shown>,
     step_down: Channel<()>,
+}
+
+/// The election as it is at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The part we play.
+    pub role: Role,
+    /// Why the election can't be held, or we stay out of it.
+    pub trouble: Option<String>,
+    /// When we lead again after we have stepped down, at the latest, unless another does.
+    pub takes_back_at: Option<BootTime>,
+}
+
+impl Shown {
+    /// With nothing wrong.
+    pub fn role(role: Role) -> Shown {
+        Shown { role, trouble: None, takes_back_at: None }
+    }
 }
 
 impl View {
     /// Before the first step; the other end hears when we are to step down.
     pub fn new() -> (Arc<View>, Receiver<()>) {
         let (step_down, wishes) = bounded(1);
-        let shown = Mutex::new((Role::SettingUp, None));
+        let shown = Mutex::new(Shown::role(Role::SettingUp));
         (Arc::new(View { shown, step_down }), wishes)
     }
 
-    /// The part we play, and why the election can't be held if so.
-    pub fn get(&self) -> (Role, Option<String>) {
+    /// What is shown.
+    pub fn get(&self) -> Shown {
         self.shown.lock().clone()
     }
 
-    /// Shows the part we play.
-    pub(crate) fn show(&self, role: Role, trouble: Option<String>) {
-        *self.shown.lock() = (role, trouble);
+    /// Shows something else.
+    pub(crate) fn show(&self, shown: Shown) {
+        *self.shown.lock() = shown;
     }
 
-    /// Lets another lead: a leader finishes the nodes in hand, hands its key over, and is a candidate again.
+    /// Lets another lead: a leader finishes the nodes in hand and hands its key over. It leads again if nobody takes it.
     pub fn step_down(&self) {
         // A full channel holds the wish already.
         let _ = self.step_down.try_send(());
@@ -267,7 +285,9 @@ impl Election {
             Output::Write { ticket, expected } => {
                 let state = match self.core.role(BootTime::now()) {
                     Role::Leader | Role::Confirming => "leader",
-                    Role::Candidate | Role::SettingUp | Role::Out => "candidate",
+                    Role::Candidate | Role::SteppedDown | Role::SettingUp | Role::Out => {
+                        "candidate"
+                    }
                 };
                 metrics.campaign(self.setup.identity.as_str(), state, self.core.interval());
                 let number = expected.to_string();
@@ -377,7 +397,11 @@ impl Election {
             }
             (Some(Word::Wrong(_)) | None, _) => {}
         }
-        self.view.show(self.core.role(BootTime::now()), trouble);
+        self.view.show(Shown {
+            role: self.core.role(BootTime::now()),
+            trouble,
+            takes_back_at: self.core.takes_back_at(),
+        });
     }
 }
 
@@ -385,7 +409,7 @@ impl Election {
 pub(crate) fn part(role: Role) -> peer::Role {
     match role {
         Role::Leader | Role::Confirming => peer::Role::Leader,
-        Role::SettingUp | Role::Candidate | Role::Out => peer::Role::Candidate,
+        Role::SettingUp | Role::Candidate | Role::SteppedDown | Role::Out => peer::Role::Candidate,
     }
 }
 
@@ -756,7 +780,7 @@ mod tests {
         let proceeds = bench.gate.proceed(term, Instant::now());
         let expected = if ends_term { Closed::TermEnded } else { Closed::Deadline };
         assert_eq!(proceeds, Err(expected), "{reaction:?}");
-        let shown = || bench.view.get().1;
+        let shown = || bench.view.get().trouble;
         match trouble {
             None => assert_eq!(shown(), None, "{reaction:?}"),
             Some(part) => {
@@ -769,7 +793,7 @@ mod tests {
         }
         *bench.refusal.lock() = None;
         bench.discover.recv_timeout(SOON).expect("it is tried again, and leads");
-        assert_eq!(bench.view.get().1, None, "{reaction:?}");
+        assert_eq!(bench.view.get().trouble, None, "{reaction:?}");
     }
 
     #[test]
@@ -801,6 +825,8 @@ mod tests {
         assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
         bench.finish(&key);
         bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
+        bench.wait(|| bench.view.get().role == Role::SteppedDown);
+        assert!(bench.view.get().takes_back_at.is_some());
         bench.discover.recv_timeout(SOON).expect("nobody else wanted to lead");
     }
 
@@ -809,7 +835,7 @@ mod tests {
         let bench = Bench::start();
         bench.discover.recv_timeout(SOON).expect("it leads");
         *bench.refusal.lock() = Some(Reaction::Says(CONTENDED));
-        let is_candidate = || bench.view.get().0 == Role::Candidate;
+        let is_candidate = || bench.view.get().role == Role::Candidate;
         bench.wait(is_candidate);
         bench.net.memory.deliver(PEERS, peer::handover(&instance(2), 70_000));
         bench.net.memory.deliver(PEERS, "nonsense");
@@ -837,13 +863,13 @@ mod tests {
         assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
         bench.finish(&key);
         bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
-        bench.wait(|| bench.view.get().0 == Role::Out);
-        let trouble = bench.view.get().1.expect("it says why");
+        bench.wait(|| bench.view.get().role == Role::Out);
+        let trouble = bench.view.get().trouble.expect("it says why");
         assert!(trouble.contains("has our identity provisioner.example.net"), "{trouble}");
 
         bench.say(&Heartbeat { leaving: true, ..older });
         bench.discover.recv_timeout(SOON).expect("it leads again");
-        assert_eq!(bench.view.get(), (Role::Leader, None));
+        assert_eq!(bench.view.get(), Shown::role(Role::Leader));
     }
 
     #[test]

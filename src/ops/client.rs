@@ -159,6 +159,9 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     if let Some(error) = &broker.last_error {
         writeln!(out, "            {} ago: {}", Span(error.ago_secs), Plain(&error.text))?;
     }
+    if let Some(words) = status.election.words() {
+        writeln!(out, "Election    {words}")?;
+    }
     if let Some(Peers { part, share, others }) = &status.peers {
         writeln!(out, "Share       {}: {:.0} %", part.words(), share * 100.0)?;
         for Peer { identity, role, heard_secs, .. } in others {

@@ -12,7 +12,7 @@ use crossbeam_channel::Sender;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::election::View;
-use crate::fleet::election::core::Role;
+use crate::fleet::election::core::{Role, TAKE_BACK_AFTER};
 use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDenied};
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
@@ -308,8 +308,9 @@ impl Operator {
         let Some(election) = &self.election else {
             return Err(Refused("there is no election: leader_election is off".into()));
         };
-        match election.get().0 {
+        match election.get().role {
             Role::Leader | Role::Confirming => {}
+            Role::SteppedDown => return Ok(nothing("It has stepped down already.")),
             Role::SettingUp | Role::Candidate | Role::Out => {
                 return Ok(nothing("It does not lead."));
             }
@@ -317,9 +318,11 @@ impl Operator {
         log::warn!(component = "operator"; "An operator wants another to lead");
         election.step_down();
         let working = self.roster.registry().counts().working;
+        let back =
+            format!("If no other daemon takes over within {TAKE_BACK_AFTER:?}, it leads again.");
         Ok(done(match working {
-            0 => "It steps down; no node is in work.".into(),
-            _ => format!("It steps down when {working} in work are finished."),
+            0 => format!("It steps down; no node is in work. {back}"),
+            _ => format!("It steps down when {working} in work are finished. {back}"),
         }))
     }
 
@@ -359,6 +362,7 @@ mod tests {
     use crossbeam_channel::{Receiver, bounded};
 
     use super::*;
+    use crate::fleet::election::Shown;
     use crate::fleet::registry::{Key, Limits, Next};
     use crate::fleet::roster::Queues;
     use crate::metrics::Metrics;
@@ -476,8 +480,13 @@ mod tests {
         bench.operator.election = Some(view.clone());
         bench.changes_nothing(command, "It does not lead.");
         assert!(wishes.is_empty());
-        view.show(Role::Leader, None);
-        bench.changes(command, "It steps down; no node is in work.");
+        view.show(Shown::role(Role::SteppedDown));
+        bench.changes_nothing(command, "It has stepped down already.");
+        view.show(Shown::role(Role::Leader));
+        bench.changes(
+            command,
+            "It steps down; no node is in work. If no other daemon takes over within 3s, it leads again.",
+        );
         assert_eq!(wishes.try_iter().count(), 1);
     }
 

@@ -329,7 +329,7 @@ impl Page<'_> {
 
     fn facts(&self, out: &mut String) -> fmt::Result {
         let Status { settings, broker, peers, discovery, helper, tokens, .. } = self.status;
-        let Status { denied, counts, instance, pid, .. } = self.status;
+        let Status { denied, counts, instance, pid, election, .. } = self.status;
         out.write_str("<section id=\"facts\" data-live><h2>Connections</h2>\n<dl class=\"facts card\">\n<dt>Broker</dt><dd>")?;
         match &broker.server {
             Some(server) => write!(out, "{} for {}", Html(server), Span(broker.for_secs))?,
@@ -343,6 +343,9 @@ impl Page<'_> {
             write!(out, "<br><small>{ago} ago: {}</small>", Html(&error.text))?;
         }
         out.write_str("</dd>\n")?;
+        if let Some(words) = election.words() {
+            writeln!(out, "<dt>Election</dt><dd>{words}</dd>")?;
+        }
         if let Some(Peers { part, share, others }) = peers {
             write!(out, "<dt>Share</dt><dd>{}: {:.0} %", part.words(), share * 100.0)?;
             for Peer { identity, instance, role, heard_secs, .. } in others {

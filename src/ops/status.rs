@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{BootTime, unix_time};
 use crate::fleet::current::Current;
 use crate::fleet::discoverer::LastSuccess;
+use crate::fleet::election::Shown;
 use crate::fleet::election::core::Role;
 use crate::fleet::history::{Ended, History};
 use crate::fleet::peers::core::Part;
@@ -25,6 +26,7 @@ use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
+use crate::ops::text::Span;
 use crate::pulse::Pulses;
 use crate::transport::Link;
 use crate::transport::errors::{BrokerError, ErrorKind};
@@ -215,6 +217,8 @@ pub enum Election {
     SettingUp,
     /// We would lead if the leader did not.
     Candidate,
+    /// We have offered the lead to others, and lead again in a moment if nobody wants it.
+    SteppedDown,
     /// We have won, or were cut off, and make sure that nobody else leads.
     Confirming,
     /// We lead.
@@ -223,11 +227,27 @@ pub enum Election {
     Out,
 }
 
+impl Election {
+    /// For people; nothing if there is none.
+    pub fn words(self) -> Option<&'static str> {
+        Some(match self {
+            Election::Off => return None,
+            Election::SettingUp => "can't be held yet",
+            Election::Candidate => "candidate, another instance has the lead",
+            Election::SteppedDown => "has offered the lead to others",
+            Election::Confirming => "about to lead",
+            Election::Leader => "leader",
+            Election::Out => "stays out",
+        })
+    }
+}
+
 impl From<Role> for Election {
     fn from(role: Role) -> Election {
         match role {
             Role::SettingUp => Election::SettingUp,
             Role::Candidate => Election::Candidate,
+            Role::SteppedDown => Election::SteppedDown,
             Role::Confirming => Election::Confirming,
             Role::Leader => Election::Leader,
             Role::Out => Election::Out,
@@ -699,6 +719,30 @@ impl Observer {
         }
     }
 
+    /// A reason not to act, for people; the gate does not know what the election is about.
+    fn why(&self, reason: Reason) -> String {
+        let view = self.sources.election.as_ref().filter(|_| reason == Reason::Standby);
+        match view.map(|view| view.get()) {
+            Some(Shown { role: Role::Leader, .. }) => {
+                "stepping down when the nodes in work are finished".into()
+            }
+            Some(Shown { role: Role::SteppedDown, takes_back_at, .. }) => match takes_back_at {
+                Some(at) => {
+                    let left = secs(at.since(BootTime::now()));
+                    format!("stepped down: leads again in {} unless another takes over", Span(left))
+                }
+                None => "stepped down: others may take over".into(),
+            },
+            Some(Shown { role: Role::Confirming, .. }) => {
+                "about to lead, and making sure that no other instance does".into()
+            }
+            Some(Shown { role: Role::SettingUp, .. }) => {
+                "standing by until the election can be held".into()
+            }
+            Some(Shown { role: Role::Candidate | Role::Out, .. }) | None => reason.to_string(),
+        }
+    }
+
     fn settings(&self, now: Instant) -> Settings {
         let Sources { current, .. } = &self.sources;
         let refused = current.last_refused();
@@ -815,7 +859,7 @@ impl Show for Observer {
                 .into_iter()
                 .map(|(reason, since)| ClosedBy {
                     reason: reason.label().to_owned(),
-                    text: reason.to_string(),
+                    text: self.why(reason),
                     for_secs: past(since, now),
                 })
                 .collect(),
@@ -825,7 +869,7 @@ impl Show for Observer {
             broker: self.broker(now),
             election: match &self.sources.election {
                 None => Election::Off,
-                Some(view) => view.get().0.into(),
+                Some(view) => view.get().role.into(),
             },
             peers: self.sources.peers.as_ref().map(|view| sharing(view.get())),
             discovery: self.discovery(),
@@ -880,7 +924,7 @@ impl Show for Observer {
         let Sources { gate, history, current, last_discovery, election, peers, .. } = &self.sources;
         let closed = gate.reasons();
         let mut ready = closed.iter().all(|reason| *reason == Reason::Standby);
-        let mut reasons: Vec<String> = closed.iter().map(ToString::to_string).collect();
+        let mut reasons: Vec<String> = closed.iter().map(|reason| self.why(*reason)).collect();
         // Of what is over with the connection only this: what we may not do, we will not do later either.
         if let Some(error) = (self.sources.broker_error)()
             && (closed.contains(&Reason::Disconnected) || error.kind == ErrorKind::Permissions)
@@ -888,7 +932,7 @@ impl Show for Observer {
             reasons.push(format!("broker: {}", error.text));
         }
         if let Some(view) = election
-            && let (role, Some(why)) = view.get()
+            && let Shown { role, trouble: Some(why), .. } = view.get()
         {
             // A leader goes on for as long as its lease, whatever else is wrong.
             ready &= role != Role::SettingUp;
@@ -1106,6 +1150,34 @@ mod tests {
         assert_eq!(status.state, State::Draining);
         let reasons: Vec<&str> = status.closed_by.iter().map(|by| by.reason.as_str()).collect();
         assert_eq!(reasons, ["operator", "standby", "disconnected", "draining"]);
+    }
+
+    #[test]
+    fn whoever_stands_by_says_what_the_election_is_about() {
+        let mut bench = Bench::new();
+        bench.connect();
+        let (view, _wishes) = election::View::new();
+        bench.observer.sources.election = Some(view.clone());
+        bench.observer.sources.gate.end_term();
+        let says = |shown: Shown| {
+            view.show(shown);
+            let Status { closed_by, problems, .. } = bench.observer.status();
+            assert!(problems.contains(&closed_by[0].text), "{problems:?}");
+            closed_by[0].text.clone()
+        };
+        assert_eq!(says(Shown::role(Role::Candidate)), Reason::Standby.to_string());
+        assert_eq!(
+            says(Shown::role(Role::SettingUp)),
+            "standing by until the election can be held"
+        );
+        let stepping = "stepping down when the nodes in work are finished";
+        assert_eq!(says(Shown::role(Role::Leader)), stepping);
+        let at = BootTime::now() + Duration::from_secs(3_600);
+        let down = Shown { takes_back_at: Some(at), ..Shown::role(Role::SteppedDown) };
+        let said = says(down);
+        assert!(said.starts_with("stepped down: leads again in "), "{said}");
+        assert_eq!(bench.observer.status().election, Election::SteppedDown);
+        assert!(bench.observer.readiness().ready, "it stands by on purpose");
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! number then shows whether it was ours all the time, and what was begun in the term goes on; or it was not, and the term
 //! ends.
 //!
+//! A holder that stops offers the key by its number. Whoever takes it does so by that number, and so does the former holder if nobody
+//! has after [`TAKE_BACK_AFTER`]: the broker lets one of them have it, who confirms it like every winner.
+//!
 //! Source: go-choria `providers/election/streams/election.go`, whose keys these are.
 
 use std::fmt;
@@ -31,6 +34,9 @@ pub const LEASE: Duration = Duration::from_millis(1_500);
 pub const CONFIRM_AFTER: Duration = Duration::from_millis(1_600);
 /// How long the broker may take for an answer.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long a key that we offered is left to others. They take it within milliseconds if they are there; without them nobody
+/// leads meanwhile.
+pub const TAKE_BACK_AFTER: Duration = Duration::from_secs(3);
 /// Least time between two writes of a candidate: anyone may say that a key is on offer.
 const OFFER_EVERY: Duration = Duration::from_millis(100);
 /// When something is sent again that could not be, although the connection is said to be there.
@@ -136,6 +142,8 @@ pub struct Core {
     last_sent: Option<BootTime>,
     /// A key that we may take, by its number.
     offer: Option<u64>,
+    /// A key that we have offered, by its number, and nobody has taken as far as we know.
+    offered: Option<u64>,
     /// How long a key lives.
     ttl: Duration,
     is_connected: bool,
@@ -196,6 +204,8 @@ pub enum Role {
     SettingUp,
     /// We would lead if the leader did not.
     Candidate,
+    /// We have offered our key to others, and take it back if nobody wants it.
+    SteppedDown,
     /// The key is ours, and we don't lead yet.
     Confirming,
     /// We lead.
@@ -214,6 +224,7 @@ impl Core {
             last_ticket: 0,
             last_sent: None,
             offer: None,
+            offered: None,
             ttl: Duration::ZERO,
             is_connected: false,
             is_paused: false,
@@ -266,7 +277,18 @@ impl Core {
             Stage::Gone => Role::Out,
             Stage::SettingUp { .. } | Stage::Candidate { .. } if self.is_paused => Role::Out,
             Stage::SettingUp { .. } => Role::SettingUp,
+            Stage::Candidate { .. } if self.offered.is_some() => Role::SteppedDown,
             Stage::Candidate { .. } => Role::Candidate,
+        }
+    }
+
+    /// When we take back the key that we have offered, unless somebody wants it first.
+    pub fn takes_back_at(&self) -> Option<BootTime> {
+        match self.stage {
+            Stage::Candidate { next } if self.offered.is_some() && self.may_campaign() => {
+                Some(next)
+            }
+            _ => None,
         }
     }
 
@@ -294,6 +316,7 @@ impl Core {
         self.is_connected = is_connected;
         if !is_connected {
             self.offer = None;
+            self.offered = None;
             self.lapse(now, out);
             // Nobody knows what became of it, and its answer would come over a connection that is gone.
             self.flight = None;
@@ -333,10 +356,14 @@ impl Core {
         }
         let (number, is_ours) = (holder.number, holder.since.is_some());
         self.end_term(Loss::SteppedDown, out);
-        if is_ours {
+        let others_first = if is_ours {
             out.push(Output::HandOver(number));
-        }
-        self.stage = Stage::Candidate { next: now + CAMPAIGN_EVERY };
+            self.offered = Some(number);
+            TAKE_BACK_AFTER
+        } else {
+            CAMPAIGN_EVERY
+        };
+        self.stage = Stage::Candidate { next: now + others_first };
     }
 
     fn answer(&mut self, ticket: Ticket, answer: Answer, now: BootTime, out: &mut Vec<Output>) {
@@ -546,7 +573,9 @@ impl Core {
         let output = match &self.stage {
             Stage::SettingUp { .. } => Output::AskStatus(ticket),
             Stage::Candidate { .. } => {
-                Output::Write { ticket, expected: self.offer.take().unwrap_or(0) }
+                // Whoever offers one now has taken ours.
+                let ours = self.offered.take();
+                Output::Write { ticket, expected: self.offer.take().or(ours).unwrap_or(0) }
             }
             Stage::Holder(holder) => Output::Write { ticket, expected: holder.number },
             Stage::Gone => return,
@@ -998,9 +1027,16 @@ mod tests {
         assert!(bench.core.is_leaving());
         let out = bench.step(Input::Idle);
         assert_eq!(out, [Output::Lost(Loss::SteppedDown), Output::HandOver(9)]);
+        assert_eq!(bench.role(), Role::SteppedDown);
+        assert_eq!(bench.core.takes_back_at(), Some(time(bench.now + 3_000)));
+        let (waited, out) = bench.wait();
+        let [Output::Write { ticket, expected: 9 }] = out[..] else { panic!("{out:?}") };
+        assert!((3_000..3_010).contains(&waited), "others go first: {waited}");
+        assert_eq!(bench.step(contended(ticket)), []);
+        assert_eq!(bench.role(), Role::Candidate, "another has taken it");
         let (waited, out) = bench.wait();
         let [Output::Write { ticket, expected: 0 }] = out[..] else { panic!("{out:?}") };
-        assert!(waited >= 1_000, "others go first");
+        assert!(waited < 1_300, "from now on as every candidate: {waited}");
         bench.step(stored(ticket, 30));
         assert!(!bench.core.is_leaving(), "it was for that one time");
         let mut bench = Bench::candidate();
@@ -1009,6 +1045,58 @@ mod tests {
         let [Output::Write { ticket, .. }] = out[..] else { panic!("{out:?}") };
         bench.step(stored(ticket, 30));
         assert!(!bench.core.is_leaving(), "there was nothing to step down from");
+    }
+
+    #[test]
+    fn a_key_that_nobody_wanted_is_taken_back_and_confirmed_like_any_other() {
+        let mut bench = Bench::leader();
+        bench.step(Input::StepDown);
+        bench.step(Input::Idle);
+        let (_, out) = bench.wait();
+        let [Output::Write { ticket, expected: 9 }] = out[..] else { panic!("{out:?}") };
+        assert_eq!(bench.step(stored(ticket, 10)), []);
+        assert_eq!(bench.role(), Role::Confirming);
+        let taken = bench.now;
+        let lead = loop {
+            let (_, out) = bench.wait();
+            let [Output::Write { ticket, expected }] = out[..] else { panic!("{out:?}") };
+            if let Some(lead) = bench.step(stored(ticket, expected + 1)).pop() {
+                break lead;
+            }
+        };
+        assert!(matches!(lead, Output::Lead(_)) && bench.now >= taken + 1_600);
+    }
+
+    #[test]
+    fn whoever_is_offered_a_key_after_its_own_or_loses_the_connection_takes_no_key_back() {
+        let stepped_down = || {
+            let mut bench = Bench::leader();
+            bench.step(Input::StepDown);
+            bench.step(Input::Idle);
+            bench.pass(200);
+            bench
+        };
+        let mut bench = stepped_down();
+        let (ticket, expected) = bench.writes(Input::Offer(41));
+        assert_eq!(expected, 41);
+        bench.step(contended(ticket));
+        let (_, out) = bench.wait();
+        assert!(matches!(out[..], [Output::Write { expected: 0, .. }]), "{out:?}");
+        // It may be another broker, and another bucket.
+        let mut bench = stepped_down();
+        bench.step(Input::Link(false));
+        let ticket = bench.asks(Input::Link(true));
+        let (_, expected) = bench.writes(Input::Answer(ticket, Answer::Usable(TTL)));
+        assert_eq!(expected, 0);
+    }
+
+    #[test]
+    fn a_pause_that_ends_takes_back_what_nobody_wanted() {
+        let mut bench = Bench::leader();
+        bench.step(Input::Pause(true));
+        bench.step(Input::Idle);
+        bench.pass(5_000);
+        assert_eq!(bench.writes(Input::Pause(false)).1, 9);
     }
 
     #[test]

@@ -27,11 +27,12 @@ fn of_two_or_three_candidates_never_two_lead_and_one_does_in_peace() {
     let ran = seeds::run("ELECTION", "election::simulation", SEEDS, run, Seen::add);
     let Some((seeds, seen)) = ran else { return };
     // A simulation in which nothing happens proves nothing.
-    let Seen { terms, losses, handovers, regained, frozen_leaders } = seen;
+    let Seen { terms, losses, handovers, taken_back, regained, frozen_leaders } = seen;
     for (what, count) in [
         ("terms", terms),
         ("losses", losses),
         ("keys taken over from whoever offered them", handovers),
+        ("offered keys taken back", taken_back),
         ("terms that outlived a connection", regained),
         ("leaders frozen", frozen_leaders),
     ] {
@@ -44,6 +45,7 @@ struct Seen {
     terms: u64,
     losses: u64,
     handovers: u64,
+    taken_back: u64,
     regained: u64,
     frozen_leaders: u64,
 }
@@ -53,6 +55,7 @@ impl Seen {
         self.terms += other.terms;
         self.losses += other.losses;
         self.handovers += other.handovers;
+        self.taken_back += other.taken_back;
         self.regained += other.regained;
         self.frozen_leaders += other.frozen_leaders;
     }
@@ -66,8 +69,8 @@ struct Simulation {
     events: BTreeMap<(Time, u64), Event>,
     serial: u64,
     bucket: Bucket,
-    /// The key that was handed over last, until somebody takes it.
-    offered: Option<u64>,
+    /// Who handed over a key last, and its number, until somebody takes it.
+    offered: Option<(usize, u64)>,
     daemons: Vec<Daemon>,
     is_calm: bool,
     seen: Seen,
@@ -237,8 +240,10 @@ impl Simulation {
                 let answer = self.bucket.serve(request, self.now, self.is_calm, &mut self.rng);
                 let Some(answer) = answer else { return };
                 if let (Request::Write { expected }, Answer::Stored(_)) = (request, &answer) {
-                    let taken = self.offered.take_if(|offered| *offered == expected);
-                    self.seen.handovers += u64::from(taken.is_some());
+                    if let Some((by, _)) = self.offered.take_if(|(_, number)| *number == expected) {
+                        self.seen.handovers += u64::from(by != daemon);
+                        self.seen.taken_back += u64::from(by == daemon);
+                    }
                 }
                 self.carry(daemon, Event::Answer { daemon, process, link, ticket, answer });
             }
@@ -386,7 +391,7 @@ impl Simulation {
             }
             Output::HandOver(number) => {
                 assert!(it.lease.is_none() && !it.has_term, "{self:?}: hands over what it uses");
-                self.offered = Some(number);
+                self.offered = Some((daemon, number));
                 for other in (0..self.daemons.len()).filter(|other| *other != daemon) {
                     self.carry(other, Event::Offer { daemon: other, number });
                 }
