@@ -1,8 +1,9 @@
 //! The admin socket: commands in, answers out, one JSON object a line each way.
 //!
 //! Who may open it is said by its file: mode 0660, owner and group of the daemon. Each client has a thread of its own
-//! that it alone can hold up, for ten seconds at most; there are eight at a time, and the one that has been waited for the
-//! longest makes room for the next, so that hung ones don't lock an operator out. A file that a dead daemon left is replaced;
+//! that it alone can hold up, for ten seconds at most; there are eight at a time, and the next one waits for a moment. Of those that
+//! neither send nor take anything the one that has been waited for the longest makes room for it, so that hung ones don't lock an
+//! operator out, and whoever reads a long answer gets all of it. A file that a dead daemon left is replaced;
 //! one that is listened on is another daemon's, and no start.
 
 use std::collections::HashMap;
@@ -36,6 +37,16 @@ const CLIENTS_MAX: usize = 8;
 
 /// How long a client may take to send a line, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A client that has moved no byte for this part of its time is hung. One that reads takes a part of its answer every few
+/// milliseconds.
+const STILL_PART: u32 = 10;
+
+/// How long the next one waits itself, as a part of that time, before it gets the place of one that is not hung.
+const WAIT_PART: u32 = 2;
+
+/// How often is looked whether there is room for the next one.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long the thread that lets clients in may be held up by one that it turns away.
 const TURN_AWAY_TIME: Duration = Duration::from_millis(100);
@@ -97,6 +108,7 @@ impl Socket {
             operator,
             places: Arc::default(),
             threads: Vec::new(),
+            newcomer: None,
             next: 0,
         };
         let builder = thread::Builder::new().name("admin".to_owned()).stack_size(STACK);
@@ -217,16 +229,27 @@ struct Door {
     operator: Arc<dyn Obey>,
     places: Arc<Places>,
     threads: Vec<JoinHandle<()>>,
+    newcomer: Option<Newcomer>,
     next: u64,
+}
+
+/// A client that waits for a place; others wait in the backlog.
+struct Newcomer {
+    stream: UnixStream,
+    since: Instant,
 }
 
 impl Door {
     fn run(mut self) {
         let mut is_open = true;
         while !self.waits_for_stop(is_open) {
+            if let Some(newcomer) = self.newcomer.take() {
+                self.admit(newcomer);
+                continue;
+            }
             is_open = match self.listener.accept() {
                 Ok((stream, _)) => {
-                    self.admit(stream);
+                    self.admit(Newcomer { stream, since: Instant::now() });
                     true
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
@@ -247,7 +270,9 @@ impl Door {
     fn waits_for_stop(&self, is_open: bool) -> bool {
         let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
         let mut time = None;
-        if is_open {
+        if self.newcomer.is_some() {
+            time = Timespec::try_from(LOOK_AGAIN).ok();
+        } else if is_open {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         } else {
             time = Timespec::try_from(CLOSED_TIME).ok();
@@ -256,22 +281,30 @@ impl Door {
         poll(&mut fds, time.as_ref()).is_ok() && !fds[0].revents().is_empty()
     }
 
-    fn admit(&mut self, stream: UnixStream) {
+    fn admit(&mut self, newcomer: Newcomer) {
         self.threads.retain(|thread| !thread.is_finished());
         let number = self.next;
         self.next += 1;
-        if let Err(error) = self.serve(number, stream) {
+        if let Err(error) = self.serve(number, newcomer) {
             self.places.leave(number);
             log::warn!(component = "admin"; "Cannot serve a client of the admin socket: {error}");
         }
     }
 
-    fn serve(&mut self, number: u64, stream: UnixStream) -> io::Result<()> {
+    fn serve(&mut self, number: u64, newcomer: Newcomer) -> io::Result<()> {
+        let Newcomer { stream, since } = newcomer;
         stream.set_nonblocking(false)?;
-        let place = Place { stream: stream.try_clone()?, waits_since: Some(Instant::now()) };
-        if !self.places.take(number, place) {
-            let turned_away = Client::new(stream, TURN_AWAY_TIME);
-            let _ = turned_away.answer(&Bad::new("too many clients"));
+        let now = Instant::now();
+        let place = Place { stream: stream.try_clone()?, waits_since: Some(now), moved: now };
+        let has_waited = now.saturating_duration_since(since) >= self.patience / WAIT_PART;
+        let still = if has_waited { Duration::ZERO } else { self.patience / STILL_PART };
+        if !self.places.take(number, place, still) {
+            if has_waited {
+                let turned_away = Client::new(stream, TURN_AWAY_TIME);
+                let _ = turned_away.answer(&Bad::new("too many clients"), &|| {});
+            } else {
+                self.newcomer = Some(Newcomer { stream, since });
+            }
             return Ok(());
         }
         let client = Client::new(stream, self.patience);
@@ -295,15 +328,19 @@ struct Place {
     stream: UnixStream,
     /// Since when it has had to send a line or to take its answer; nothing while its command is followed.
     waits_since: Option<Instant>,
+    /// When it last sent or took a byte, or we began to wait for one.
+    moved: Instant,
 }
 
 impl Places {
-    /// Gives a client a place, if need be that of the one we have waited for the longest; false when we wait for none.
-    fn take(&self, number: u64, place: Place) -> bool {
+    /// Gives a client a place, if need be that of the one that we have waited for the longest of those that have moved nothing for
+    /// `still`; false when there is none.
+    fn take(&self, number: u64, place: Place, still: Duration) -> bool {
         let mut places = self.0.lock();
         if places.len() >= CLIENTS_MAX {
-            let waits =
-                places.iter().filter_map(|(number, place)| place.waits_since.zip(Some(*number)));
+            let is_still = |of: &Place| place.moved.saturating_duration_since(of.moved) >= still;
+            let waits = places.iter().filter(|(_, of)| is_still(of));
+            let waits = waits.filter_map(|(number, place)| place.waits_since.zip(Some(*number)));
             let Some((_, longest)) = waits.min() else { return false };
             if let Some(place) = places.remove(&longest) {
                 // One that is gone needs no end.
@@ -320,9 +357,17 @@ impl Places {
         let place = places.get_mut(&number);
         let has_place = place.is_some();
         if let Some(place) = place {
-            place.waits_since = waits.then(Instant::now);
+            place.moved = Instant::now();
+            place.waits_since = waits.then_some(place.moved);
         }
         has_place
+    }
+
+    /// The client has sent or taken something.
+    fn moves(&self, number: u64) {
+        if let Some(place) = self.0.lock().get_mut(&number) {
+            place.moved = Instant::now();
+        }
     }
 
     fn leave(&self, number: u64) {
@@ -352,13 +397,14 @@ impl Client {
 
     /// Follows commands until the client leaves, is silent for too long, says what is no line, or has lost its place.
     fn serve(mut self, operator: &dyn Obey, places: &Places, number: u64) {
+        let moved = || places.moves(number);
         loop {
-            let line = match self.line() {
+            let line = match self.line(&moved) {
                 Ok(Some(line)) => line,
                 Ok(None) => return,
                 Err(error) => {
                     if error.kind() == io::ErrorKind::InvalidData {
-                        let _ = self.answer(&Bad::new(&error.to_string()));
+                        let _ = self.answer(&Bad::new(&error.to_string()), &moved);
                     }
                     return;
                 }
@@ -373,8 +419,8 @@ impl Client {
             };
             places.waits(number, true);
             let answered = match obeyed {
-                Ok(answer) => self.answer(&Good { ok: true, result: answer }),
-                Err(error) => self.answer(&Bad::new(&error)),
+                Ok(answer) => self.answer(&Good { ok: true, result: answer }, &moved),
+                Err(error) => self.answer(&Bad::new(&error), &moved),
             };
             // It has all its time for the next line.
             if answered.is_err() || !places.waits(number, true) {
@@ -383,8 +429,8 @@ impl Client {
         }
     }
 
-    /// The next line; nothing when the client has ended its side.
-    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+    /// The next line; nothing when the client has ended its side. `moved` is told of each part.
+    fn line(&mut self, moved: &dyn Fn()) -> io::Result<Option<Vec<u8>>> {
         let deadline = Instant::now() + self.patience;
         let mut searched = 0;
         loop {
@@ -401,17 +447,21 @@ impl Client {
             let mut chunk = [0; 4 << 10];
             match (&self.stream).read(&mut chunk) {
                 Ok(0) => return Ok(None),
-                Ok(length) => self.held.extend_from_slice(&chunk[..length]),
+                Ok(length) => {
+                    self.held.extend_from_slice(&chunk[..length]);
+                    moved();
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Writes one line, as the client takes it.
-    fn answer(&self, answer: &impl Serialize) -> io::Result<()> {
+    /// Writes one line, as the client takes it. `moved` is told of each part.
+    fn answer(&self, answer: &impl Serialize, moved: &dyn Fn()) -> io::Result<()> {
         let deadline = Instant::now() + self.patience;
-        let mut out = BufWriter::with_capacity(CHUNK, Until { stream: &self.stream, deadline });
+        let until = Until { stream: &self.stream, deadline, moved };
+        let mut out = BufWriter::with_capacity(CHUNK, until);
         serde_json::to_writer(&mut out, answer)?;
         out.write_all(b"\n")?;
         out.flush()
@@ -422,13 +472,15 @@ impl Client {
 struct Until<'a> {
     stream: &'a UnixStream,
     deadline: Instant,
+    moved: &'a dyn Fn(),
 }
 
 impl Write for Until<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(left(self.deadline)?))?;
         let mut stream = self.stream;
-        stream.write(bytes)
+        // Part by part, since each shows that the client reads.
+        stream.write(&bytes[..bytes.len().min(CHUNK)]).inspect(|_| (self.moved)())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -624,7 +676,7 @@ mod tests {
 
     #[test]
     fn of_more_than_eight_clients_the_one_that_keeps_us_waiting_longest_makes_room() {
-        let site = Site::start(LONG);
+        let site = Site::start(PATIENCE);
         let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
         // The last one is asked first, so that all are in when the first one is.
         for at in [CLIENTS_MAX - 1, 0] {
@@ -640,8 +692,22 @@ mod tests {
     }
 
     #[test]
-    fn hung_clients_lock_nobody_out() {
+    fn more_clients_than_there_are_places_all_get_their_whole_answers() {
         let site = Site::start(LONG);
+        let ends = thread::scope(|scope| {
+            let ask = || {
+                let answer = site.ask("{\"command\":\"nodes\"}\n");
+                answer[answer.len().saturating_sub(60)..].to_owned()
+            };
+            let clients: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| scope.spawn(ask)).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(ends.iter().all(|end| end.ends_with("]}}\n")), "{ends:?}");
+    }
+
+    #[test]
+    fn hung_clients_lock_nobody_out() {
+        let site = Site::start(Duration::from_secs(2));
         let mut hung = Vec::new();
         for number in 0..5 * CLIENTS_MAX {
             let mut client = site.connect();
@@ -656,7 +722,8 @@ mod tests {
 
     #[test]
     fn a_client_whose_command_is_followed_keeps_its_place() {
-        let mut site = Site::start(LONG);
+        // It is turned away after half of that.
+        let mut site = Site::start(Duration::from_secs(2));
         let mut busy: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
         for client in &mut busy {
             client.get_mut().write_all(b"{\"command\":\"retry\",\"all\":true}\n").unwrap();
