@@ -17,7 +17,7 @@ use self::completion::Shell;
 use crate::config::read_file;
 use crate::config::report::nearest;
 use crate::ops::command::Command;
-use crate::ops::status::{Query, Sort, Which};
+use crate::ops::status::{Limit, Query, Sort, Which};
 use crate::protocol::Identity;
 
 /// What the user asked for.
@@ -200,7 +200,8 @@ asks! {
 asks! {
     /// Lists nodes.
     NodesFlags "nodes" {
-        /// those of one state: stuck, working, queued, waiting or settling
+        /// those of one state: stuck, working, queued, waiting, settling,
+        /// denied or all [default: all]
         #[argh(option, arg_name = "state")]
         state: Option<String>,
         /// what comes first: name, failures, next or seen [default: name]
@@ -380,14 +381,13 @@ impl NodesFlags {
         let sort = self.sort.as_deref().map(|word| {
             Sort::parse(word).ok_or_else(|| no_such("sort", word, &Sort::ALL.map(Sort::word)))
         });
-        if self.limit == Some(0) {
-            return Err(UsageError("--limit: found 0, wanted a number from 1 up".into()));
-        }
+        let limit = self.limit.map(Limit::try_from).transpose();
+        let limit = limit.map_err(|error| UsageError(format!("--{error}")))?;
         Ok(Query {
-            state: state.transpose()?,
+            state: state.transpose()?.unwrap_or_default(),
             sort: sort.transpose()?.unwrap_or_default(),
             name: self.name.clone().unwrap_or_default(),
-            limit: self.limit,
+            limit,
         })
     }
 }
@@ -711,10 +711,10 @@ mod tests {
         asks(
             &["nodes", "--state", "stuck", "web", "--sort=failures", "--limit", "7"],
             ask(Command::Nodes(Query {
-                state: Some(Which::Stuck),
+                state: Which::Stuck,
                 name: "web".into(),
                 sort: Sort::Failures,
-                limit: Some(7),
+                limit: Some(Limit::near(7)),
             })),
         );
         let node = || "n1.example.net".to_owned();
@@ -756,13 +756,13 @@ mod tests {
         wrong(&["retry", "n1", "--all"], "retry needs either a node or --all");
         wrong(
             &["nodes", "--state=asleep"],
-            "--state: found \"asleep\", wanted one of stuck, working, queued, waiting, settling",
+            "--state: found \"asleep\", wanted one of all, stuck, working, queued, waiting, settling, denied",
         );
         wrong(
             &["nodes", "--sort=x"],
             "--sort: found \"x\", wanted one of name, failures, next, seen",
         );
-        wrong(&["nodes", "--limit=0"], "--limit: found 0, wanted a number from 1 up");
+        wrong(&["nodes", "--limit=0"], "--limit: found 0, wanted a number from 1 to 10000");
         for arguments in [&["deny"][..], &["nodes", "--limit=-1"], &["nodes", "--limit", "many"]] {
             assert!(call(arguments).is_err(), "{arguments:?}");
         }

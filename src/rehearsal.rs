@@ -28,7 +28,7 @@ use crate::node::{self, Context, Intended, Intent, Probed, Progress, Rehearsal};
 use crate::ops::client;
 use crate::ops::command::Command;
 use crate::ops::socket;
-use crate::ops::status::{NODES_MAX, Query, Which};
+use crate::ops::status::{Limit, NODES_MAX, Query, Which};
 use crate::ops::text::Plain;
 use crate::protocol::{Identity, RequestId};
 use crate::rpc::{self, Rpc};
@@ -201,9 +201,8 @@ fn leave_to_the_daemon(socket: &AdminSocket, node: &Identity) -> Result<Option<S
         AdminSocket::At(path) => path,
     };
     // All of them: the names of many may hold this one.
-    let limit = Some(NODES_MAX);
-    let query =
-        Query { state: Some(Which::Working), name: node.to_string(), limit, ..Query::default() };
+    let limit = Some(Limit::near(NODES_MAX));
+    let query = Query { state: Which::Working, name: node.to_string(), limit, ..Query::default() };
     let answer = match client::ask(path, &Command::Nodes(query), true) {
         Ok(answer) => answer,
         Err(client::Error::Unreachable { source, .. })

@@ -31,7 +31,7 @@ fn bash_completes_what_the_help_says() {
     assert_eq!(bash(&["nodes", "--state", "=", "st"]), ["stuck"]);
     assert_eq!(
         bash(&["nodes", "--state", "="]),
-        ["stuck", "working", "queued", "waiting", "settling"]
+        ["all", "stuck", "working", "queued", "waiting", "settling", "denied"]
     );
     // Where a value stands no command is looked for.
     assert!(bash(&["--config", "status", "--de"]).contains(&"--debug".to_owned()));

@@ -208,7 +208,10 @@ fn a_denied_node_is_left_alone_until_it_is_allowed() {
     daemon.wait_ready();
     let name = "unwanted.example.net";
     let until = "until it is allowed or the daemon ends";
-    assert_eq!(say(&daemon, &["deny", name]), format!("{name} is left alone {until}.\n"));
+    let said = format!("{name} is left alone {until}; it was not known here.\n");
+    assert_eq!(say(&daemon, &["deny", name]), said);
+    let listed = say(&daemon, &["nodes", "--state=denied"]);
+    assert!(listed.contains(&format!("\n{name}  denied  for ")), "{listed}");
     let fleet = Fleet::builder(&broker.url()).node(name).node("wanted.example.net").start();
     fleet.wait_provisioned(1, within(SOON)).expect("the other one is provisioned");
     let cycles = daemon.metric("discover_cycles");
@@ -242,7 +245,14 @@ fn nodes_are_listed_with_filter_and_order() {
     assert!(lines[1].starts_with("full-disk.example.net  waiting"), "{said}");
     assert!(lines[1].contains("configuration failed"), "{said}");
     assert_eq!(lines[2], "The first 1 of 4.");
-    assert_eq!(say(&daemon, &["nodes", "nobody"]).lines().count(), 1, "nobody is no error");
+    // Nobody is no error.
+    assert_eq!(say(&daemon, &["nodes", "zzz"]), "No node with \"zzz\" in its name is known.\n");
+    assert_eq!(say(&daemon, &["nodes", "--state=denied"]), "No node is denied.\n");
+    assert_eq!(of(&["nodes", "--state", "all"]), 4);
+    let too_many = fail(&run(&daemon, &["nodes", "--limit", "10001"]));
+    assert_eq!(too_many.0, Some(2));
+    let expected = "--limit: found 10001, wanted a number from 1 to 10000";
+    assert!(too_many.1.starts_with(expected), "{too_many:?}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ _choria_provisioner() {
         mapfile -t COMPREPLY < <(compgen -W "name failures next seen" -- "$cur")
         return ;;
     --state)
-        mapfile -t COMPREPLY < <(compgen -W "stuck working queued waiting settling" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "all stuck working queued waiting settling denied" -- "$cur")
         return ;;
     esac
     for ((at = 1; at < COMP_CWORD; at++)); do

@@ -28,7 +28,7 @@ complete -c choria-provisioner -n '__fish_seen_subcommand_from status' -l versio
 complete -c choria-provisioner -n '__fish_seen_subcommand_from status' -l help
 complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l config -r -F
 complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l socket -r -F
-complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l state -x -a 'stuck working queued waiting settling'
+complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l state -x -a 'all stuck working queued waiting settling denied'
 complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l sort -x -a 'name failures next seen'
 complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l limit -x
 complete -c choria-provisioner -n '__fish_seen_subcommand_from nodes' -l json

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::fleet::registry::without_middle;
 use crate::ops::command::{Change, Command, Reload};
-use crate::ops::status::{Listed, Nodes, Peer, Peers, Status};
+use crate::ops::status::{Listed, Nodes, Peer, Peers, Query, Status, Which};
 use crate::ops::text::{Count, Number, Plain, Span};
 
 /// How long the daemon may take for an answer.
@@ -89,7 +89,10 @@ pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Erro
         Command::Nodes(query) => {
             // Who names one wants to know all of it.
             let is_whole = !query.name.is_empty();
-            serde_json::from_str(result).map(|nodes| nodes_text(&nodes, is_whole))
+            serde_json::from_str(result).map(|nodes: Nodes| match nodes.nodes.is_empty() {
+                true => nobody_text(query),
+                false => nodes_text(&nodes, is_whole),
+            })
         }
         Command::Reload {} => serde_json::from_str(result).map(|reload| reload_text(&reload)),
         _ => serde_json::from_str(result)
@@ -242,6 +245,24 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
         table(out, ["LAST OUTCOMES", "NODE", "OUTCOME", "WHY"], rows)?;
     }
     Ok(())
+}
+
+/// That there is no node as it was asked for, for a terminal.
+fn nobody_text(query: &Query) -> String {
+    let named = match query.name.as_str() {
+        "" => String::new(),
+        name => format!(" with \"{}\" in its name", Plain(name)),
+    };
+    let is = match query.state {
+        Which::All => "is known",
+        Which::Stuck => "is stuck",
+        Which::Working => "is being worked on",
+        Which::Queued => "is queued",
+        Which::Waiting => "waits to be retried",
+        Which::Settling => "is settling",
+        Which::Denied => "is denied",
+    };
+    format!("No node{named} {is}.\n")
 }
 
 /// Nodes, for a terminal; their reasons on a line each, or whole.

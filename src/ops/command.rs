@@ -186,8 +186,14 @@ impl Operator {
     fn retry(&self, name: &str) -> Result<Change, Refused> {
         self.may_queue()?;
         let identity = parse(name)?;
+        let is_known = self.roster.registry().node(&identity).is_some();
         let change = match self.roster.sight(&identity, Sighting::Operator) {
-            Sighted::Queued(_) => done(format!("{identity} is queued{}.", self.but())),
+            Sighted::Queued(_) if is_known => done(format!("{identity} is queued{}.", self.but())),
+            // It may be there all the same: a node announces itself once.
+            Sighted::Queued(_) => done(format!(
+                "{identity} is queued{}. It was not known here: \"nodes {identity}\" will say whether anybody answers to that name.",
+                self.but()
+            )),
             Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) => self.why_not(&identity),
             Sighted::QueueFull => {
                 return Err(Refused(format!("the queue is full, {identity} was not queued")));
@@ -269,21 +275,25 @@ impl Operator {
 
     fn deny(&self, name: &str) -> Result<Change, Refused> {
         let identity = parse(name)?;
-        let (denied, is_working) = {
+        let (denied, is_known, is_working) = {
             let mut registry = self.roster.registry();
+            let is_known = registry.node(&identity).is_some();
             let denied = registry.deny(&identity, Instant::now());
-            (denied, registry.node(&identity).is_some())
+            (denied, is_known, registry.node(&identity).is_some())
         };
         self.roster.measure();
         match denied {
             Ok(true) => {
                 log::warn!(component = "operator", node = identity.as_str(); "Denied by an operator: {identity}");
                 let until = "until it is allowed or the daemon ends";
-                Ok(done(match is_working {
-                    true => format!(
+                Ok(done(match (is_working, is_known) {
+                    (true, _) => format!(
                         "{identity} is being worked on and finished, then left alone {until}."
                     ),
-                    false => format!("{identity} is left alone {until}."),
+                    (false, true) => format!("{identity} is left alone {until}."),
+                    (false, false) => {
+                        format!("{identity} is left alone {until}; it was not known here.")
+                    }
                 }))
             }
             Ok(false) => Ok(nothing(&format!("{identity} is denied already."))),
@@ -547,12 +557,12 @@ mod tests {
         // One that nobody knows may be there all the same.
         bench.changes(
             r#"{"command":"retry","node":"new.example.net"}"#,
-            "new.example.net is queued.",
+            "new.example.net is queued. It was not known here: \"nodes new.example.net\" will say whether anybody answers to that name.",
         );
         bench.give(r#"{"command":"pause"}"#).unwrap();
         bench.changes(
             r#"{"command":"retry","node":"newer.example.net"}"#,
-            "newer.example.net is queued, but paused by an operator.",
+            "newer.example.net is queued, but paused by an operator. It was not known here: \"nodes newer.example.net\" will say whether anybody answers to that name.",
         );
         bench.refuses(r#"{"command":"retry","node":"newest.example.net"}"#, "the queue is full");
         bench.refuses(r#"{"command":"retry","node":"*"}"#, "\"*\": identity holds a wildcard");
@@ -602,11 +612,17 @@ mod tests {
             r#"{"command":"retry","node":"n1"}"#,
         );
         bench.changes_nothing(allow, "n1 is not denied.");
-        bench.changes(deny, "n1 is left alone until it is allowed or the daemon ends.");
+        let until = "until it is allowed or the daemon ends";
+        bench.changes(deny, &format!("n1 is left alone {until}; it was not known here."));
         bench.changes_nothing(deny, "n1 is denied already.");
         bench.refuses(retry, "n1 is denied: allow it first");
         bench.changes(allow, "n1 is taken when it is seen next.");
-        bench.changes(retry, "n1 is queued.");
+        bench.give(retry).unwrap();
+        bench.changes(deny, &format!("n1 is left alone {until}."));
+        bench.give(allow).unwrap();
+        bench.give(retry).unwrap();
+        // What was queued before is of the past.
+        bench.queues.first.try_recv().unwrap();
         let key = bench.take();
         bench.changes(
             deny,
@@ -638,6 +654,11 @@ mod tests {
             (r#"{"command":"deny"}"#, "missing field `node`"),
             (r#"{"command":"nodes","state":"asleep"}"#, "unknown variant `asleep`"),
             (r#"{"command":"nodes","limit":-1}"#, "invalid value"),
+            (
+                r#"{"command":"nodes","limit":10001}"#,
+                "limit: found 10001, wanted a number from 1 to 10000",
+            ),
+            (r#"{"command":"nodes","limit":0}"#, "limit: found 0, wanted a number from 1 to 10000"),
             (r#"{"command":"nodes","size":1}"#, "unknown field `size`"),
             (r#"{"command":"retry"}"#, "retry needs either a node or all"),
             (r#"{"command":"retry","node":"n1","all":true}"#, "retry needs either a node or all"),

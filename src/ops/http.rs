@@ -838,7 +838,7 @@ mod tests {
     use rustix::net::{self, AddressFamily, SocketType};
 
     use super::*;
-    use crate::ops::status::{self, Query, Sort, Which};
+    use crate::ops::status::{self, Limit, Query, Sort, Which};
 
     #[test]
     fn answers_get_and_head_on_its_paths() {
@@ -921,17 +921,19 @@ mod tests {
         assert!(page.body.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
         assert!(!page.body.contains("<script>alert"));
         let asked = || site.fake.asked.lock().clone().unwrap();
-        let (state, sort) = (Some(Which::Stuck), Sort::Failures);
-        let stuck = Query { state, sort, limit: Some(50), ..Query::default() };
+        let (state, sort, limit) = (Which::Stuck, Sort::Failures, Some(Limit::near(50)));
+        let stuck = Query { state, sort, limit, ..Query::default() };
         assert_eq!(asked(), stuck);
         site.answers("GET /?state=all&name=a%26b&sort=seen&limit=7 HTTP/1.1\r\n\r\n", 200, None);
         let name = "a&b".to_owned();
-        assert_eq!(asked(), Query { state: None, name, sort: Sort::Seen, limit: Some(7) });
-        site.answers("GET /?x=y&&=&q HTTP/1.1\r\n\r\n", 200, None);
-        assert_eq!(asked(), stuck, "what we don't know is left out");
+        let limit = Some(Limit::near(7));
+        assert_eq!(asked(), Query { state: Which::All, name, sort: Sort::Seen, limit });
         for path in ["/", "/status.json"] {
             let request = format!("GET {path}?state=<x HTTP/1.1\r\n\r\n");
-            let wrong = "state: found \"<x\", wanted all or one of stuck, working, queued, waiting, settling\n";
+            let wrong = "state: found \"<x\", wanted one of all, stuck, working, queued, waiting, settling, denied\n";
+            site.answers(&request, 400, Some(wrong));
+            let request = format!("GET {path}?x=y HTTP/1.1\r\n\r\n");
+            let wrong = "found \"x\", wanted state, name, sort or limit\n";
             site.answers(&request, 400, Some(wrong));
         }
         site.answers("HEAD / HTTP/1.1\r\n\r\n", 200, Some(""));

@@ -15,12 +15,13 @@ use openssl::sha::sha256;
 
 use crate::fleet::registry::without_middle;
 use crate::ops::status::{
-    Listed, Nodes, Outcome, Peer, Peers, Query, Sort, State, Status, Which, Worker,
+    Limit, Listed, NODES_MAX, Nodes, Outcome, Peer, Peers, Query, Sort, State, Status, Which,
+    Worker, WrongLimit,
 };
 use crate::ops::text::{Html, Number, Span};
 
 /// Nodes on the page unless more are asked for: what a phone shows at once.
-const NODES_SHOWN: usize = 50;
+const NODES_SHOWN: Limit = Limit::near(50);
 
 /// Outcomes that are not folded away.
 const OUTCOMES_SHOWN: usize = 10;
@@ -35,18 +36,18 @@ const SCRIPT: &str = include_str!("page/refresh.js");
 ///
 /// What is wrong with the value of a field, and which ones there are.
 pub fn query(text: &str) -> Result<Query, String> {
-    let (state, sort) = (Some(Which::Stuck), Sort::Failures);
+    let (state, sort) = (Which::Stuck, Sort::Failures);
     let mut query = Query { state, sort, ..Query::default() };
-    let fields = form_urlencoded::parse(text.as_bytes()).filter(|(_, value)| !value.is_empty());
-    for (key, value) in fields {
+    for (key, value) in form_urlencoded::parse(text.as_bytes()) {
         let wanted =
             |known: &str| format!("{key}: found \"{}\", wanted {known}", value.escape_debug());
         match &*key {
-            "state" if value == "all" => query.state = None,
+            // A form sends all its fields.
+            "state" | "name" | "sort" | "limit" if value.is_empty() => {}
             "state" => {
                 let known =
-                    || wanted(&format!("all or one of {}", Which::ALL.map(Which::word).join(", ")));
-                query.state = Some(Which::parse(&value).ok_or_else(known)?);
+                    || wanted(&format!("one of {}", Which::ALL.map(Which::word).join(", ")));
+                query.state = Which::parse(&value).ok_or_else(known)?;
             }
             "name" => value.trim().clone_into(&mut query.name),
             "sort" => {
@@ -54,10 +55,14 @@ pub fn query(text: &str) -> Result<Query, String> {
                 query.sort = Sort::parse(&value).ok_or_else(known)?;
             }
             "limit" => {
-                let limit = value.parse().ok().filter(|limit| *limit > 0);
-                query.limit = Some(limit.ok_or_else(|| wanted("a number from 1 up"))?);
+                let known = || wanted(&WrongLimit::wanted());
+                query.limit = Some(Limit::parse(&value).ok_or_else(known)?);
             }
-            _ => {}
+            "" if value.is_empty() => {}
+            _ => {
+                let shown = key.escape_debug();
+                return Err(format!("found \"{shown}\", wanted state, name, sort or limit"));
+            }
         }
     }
     Ok(query)
@@ -162,7 +167,7 @@ impl Page<'_> {
         out.write_str("<nav id=\"tiles\" data-live class=\"tiles\">\n")?;
         let mut tile = |which: Which, name: &str, number: usize, more: String| {
             let address = self.address(|query| {
-                query.state = Some(which);
+                query.state = which;
                 query.name.clear();
             });
             let number = Number(number as u64);
@@ -197,31 +202,34 @@ impl Page<'_> {
     /// Nodes, as they are asked for.
     fn listing(&self, out: &mut String) -> fmt::Result {
         let title = match self.query.state {
-            Some(Which::Stuck) => "Stuck nodes",
-            Some(Which::Working) => "Nodes being worked on",
-            Some(Which::Queued) => "Queued nodes",
-            Some(Which::Waiting) => "Nodes to be retried",
-            Some(Which::Settling) => "Settling nodes",
-            None => "All nodes",
+            Which::All => "All nodes",
+            Which::Stuck => "Stuck nodes",
+            Which::Working => "Nodes being worked on",
+            Which::Queued => "Queued nodes",
+            Which::Waiting => "Nodes to be retried",
+            Which::Settling => "Settling nodes",
+            Which::Denied => "Denied nodes",
         };
         writeln!(out, "<h2 id=\"nodes\">{title}</h2>")?;
         self.form(out)?;
         out.write_str("<div id=\"listing\" data-live>\n")?;
         let Nodes { matching, nodes } = self.nodes;
         match (nodes.is_empty(), self.query.state, self.query.name.is_empty()) {
-            (true, Some(Which::Stuck), true) => {
+            (true, Which::Stuck, true) => {
                 out.write_str("<p class=\"card ok\">No node is stuck.</p>\n")?
             }
             (true, ..) => out.write_str("<p class=\"card\">None.</p>\n")?,
             (false, ..) => self.table(out)?,
         }
         if nodes.len() < *matching {
-            let more = self.address(|query| query.limit = Some((nodes.len() * 20).max(1_000)));
             let (shown, all) = (Number(nodes.len() as u64), Number(*matching as u64));
-            writeln!(
-                out,
-                "<p class=\"soft\">The first {shown} of {all}. <a href=\"{more}\">More</a></p>"
-            )?;
+            write!(out, "<p class=\"soft\">The first {shown} of {all}.")?;
+            if nodes.len() < NODES_MAX {
+                let more = Limit::near((nodes.len() * 20).max(1_000));
+                let more = self.address(|query| query.limit = Some(more));
+                write!(out, " <a href=\"{more}\">More</a>")?;
+            }
+            out.write_str("</p>\n")?;
         }
         out.write_str("</div>\n")
     }
@@ -231,13 +239,12 @@ impl Page<'_> {
             "<form action=\"/#nodes\" method=\"get\">\n<label>State <select name=\"state\">",
         )?;
         for which in Which::ALL {
-            let selected = if self.query.state == Some(which) { " selected" } else { "" };
+            let selected = if self.query.state == which { " selected" } else { "" };
             write!(out, "<option{selected}>{}</option>", which.word())?;
         }
-        let selected = if self.query.state.is_none() { " selected" } else { "" };
         write!(
             out,
-            "<option{selected}>all</option></select></label>\n\
+            "</select></label>\n\
              <label>Name has <input name=\"name\" type=\"search\" value=\"{}\" autocapitalize=\"none\" autocomplete=\"off\" \
              autocorrect=\"off\" spellcheck=\"false\"></label>\n<label>Sort by <select name=\"sort\">",
             Html(&self.query.name)
@@ -427,13 +434,13 @@ impl Page<'_> {
         let mut query = self.query.clone();
         change(&mut query);
         let mut fields = Serializer::new(String::new());
-        fields.append_pair("state", query.state.map_or("all", Which::word));
+        fields.append_pair("state", query.state.word());
         if !query.name.is_empty() {
             fields.append_pair("name", &query.name);
         }
         fields.append_pair("sort", query.sort.word());
         if let Some(limit) = query.limit.filter(|limit| *limit != NODES_SHOWN) {
-            fields.append_pair("limit", &limit.to_string());
+            fields.append_pair("limit", &limit.get().to_string());
         }
         Html(&format!("/?{}#nodes", fields.finish())).to_string()
     }
@@ -570,15 +577,18 @@ mod tests {
     #[test]
     fn a_wish_that_makes_no_sense_is_said_and_not_ignored() {
         for (text, expected) in [
-            ("state=asleep", "state: found \"asleep\", wanted all or one of stuck, working, "),
+            ("state=asleep", "state: found \"asleep\", wanted one of all, stuck, working, "),
             ("sort=%1b", "sort: found \"\\u{1b}\", wanted one of name, failures, "),
-            ("limit=0", "limit: found \"0\", wanted a number from 1 up"),
-            ("limit=many", "limit: found \"many\", wanted a number from 1 up"),
+            ("limit=0", "limit: found \"0\", wanted a number from 1 to 10000"),
+            ("limit=10001", "limit: found \"10001\", wanted a number from 1 to 10000"),
+            ("limit=many", "limit: found \"many\", wanted a number from 1 to 10000"),
+            ("nmae=web", "found \"nmae\", wanted state, name, sort or limit"),
+            ("name=web&%1b", "found \"\\u{1b}\", wanted state, name, sort or limit"),
         ] {
             let error = query(text).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
-        assert_eq!(asked("state=&sort=&limit=&name=&x=y&&=&q"), asked(""));
+        assert_eq!(asked("state=&sort=&limit=&name=&&="), asked(""));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! nobody needs our clock to read them.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
 use crate::ops::text::Span;
+use crate::protocol::Identity;
 use crate::pulse::Pulses;
 use crate::transport::Link;
 use crate::transport::errors::{BrokerError, ErrorKind};
@@ -441,23 +443,91 @@ pub struct Denied {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Query {
-    /// Those of one state; without, all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<Which>,
+    /// Those of one state.
+    pub state: Which,
     /// Those with this in their name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// What comes first.
     pub sort: Sort,
-    /// How many, up to [`NODES_MAX`].
+    /// How many.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<usize>,
+    pub limit: Option<Limit>,
 }
 
-/// Nodes of one state, as operators name it.
+impl Query {
+    fn names(&self, node: &Identity) -> bool {
+        node.as_str().contains(&self.name)
+    }
+}
+
+/// How many nodes are listed: from 1 to [`NODES_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "usize", into = "usize")]
+pub struct Limit(usize);
+
+impl Limit {
+    /// As many, or the nearest number that is allowed.
+    pub const fn near(number: usize) -> Limit {
+        match number {
+            0 => Limit(1),
+            1..=NODES_MAX => Limit(number),
+            _ => Limit(NODES_MAX),
+        }
+    }
+
+    /// What a text stands for.
+    pub fn parse(text: &str) -> Option<Limit> {
+        text.parse().ok().and_then(|number: usize| number.try_into().ok())
+    }
+
+    /// The number.
+    pub fn get(self) -> usize {
+        self.0
+    }
+}
+
+impl TryFrom<usize> for Limit {
+    type Error = WrongLimit;
+
+    fn try_from(number: usize) -> Result<Limit, WrongLimit> {
+        let limit = Limit::near(number);
+        if limit.0 == number { Ok(limit) } else { Err(WrongLimit(number)) }
+    }
+}
+
+impl From<Limit> for usize {
+    fn from(limit: Limit) -> usize {
+        limit.0
+    }
+}
+
+/// A number of nodes that is never listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrongLimit(usize);
+
+impl WrongLimit {
+    /// What there should be.
+    pub fn wanted() -> String {
+        format!("a number from 1 to {NODES_MAX}")
+    }
+}
+
+impl fmt::Display for WrongLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit: found {}, wanted {}", self.0, WrongLimit::wanted())
+    }
+}
+
+impl std::error::Error for WrongLimit {}
+
+/// Nodes of one state, as operators name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Which {
+    /// Whatever their state.
+    #[default]
+    All,
     /// Waiting with a failure behind them.
     Stuck,
     /// In a worker.
@@ -468,21 +538,32 @@ pub enum Which {
     Waiting,
     /// Done, and left alone for a while.
     Settling,
+    /// Left alone on an operator's wish.
+    Denied,
 }
 
 impl Which {
     /// All of them.
-    pub const ALL: [Which; 5] =
-        [Which::Stuck, Which::Working, Which::Queued, Which::Waiting, Which::Settling];
+    pub const ALL: [Which; 7] = [
+        Which::All,
+        Which::Stuck,
+        Which::Working,
+        Which::Queued,
+        Which::Waiting,
+        Which::Settling,
+        Which::Denied,
+    ];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
+            Which::All => "all",
             Which::Stuck => "stuck",
             Which::Working => "working",
             Which::Queued => "queued",
             Which::Waiting => "waiting",
             Which::Settling => "settling",
+            Which::Denied => "denied",
         }
     }
 
@@ -491,12 +572,15 @@ impl Which {
         Which::ALL.into_iter().find(|which| which.word() == word)
     }
 
-    fn kind(self) -> Kind {
+    /// Where the registry has them; the denied ones have a list of their own.
+    fn kinds(self) -> &'static [Kind] {
         match self {
-            Which::Stuck | Which::Waiting => Kind::Waiting,
-            Which::Working => Kind::Working,
-            Which::Queued => Kind::Queued,
-            Which::Settling => Kind::Settling,
+            Which::All => &Kind::ALL,
+            Which::Stuck | Which::Waiting => &[Kind::Waiting],
+            Which::Working => &[Kind::Working],
+            Which::Queued => &[Kind::Queued],
+            Which::Settling => &[Kind::Settling],
+            Which::Denied => &[],
         }
     }
 }
@@ -567,7 +651,7 @@ pub struct Listed {
     pub node: String,
     /// Its state.
     pub state: String,
-    /// How long it has been queued or worked on.
+    /// How long it has been queued, worked on or denied.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub for_secs: Option<f64>,
     /// When it may be tried again, or has settled; zero when that is now.
@@ -584,6 +668,20 @@ pub struct Listed {
 }
 
 impl Listed {
+    /// One that is left alone: nothing else is known of it.
+    fn denied(node: &Identity, since: Instant, now: Instant) -> Listed {
+        Listed {
+            node: node.to_string(),
+            state: Which::Denied.word().to_owned(),
+            for_secs: Some(past(since, now)),
+            next_secs: None,
+            seen_secs: past(since, now),
+            attempts: 0,
+            failures: 0,
+            reason: "an operator wants it left alone".to_owned(),
+        }
+    }
+
     fn new(node: &Node<'_>, now: Instant) -> Listed {
         let (state, since, next) = match node.state {
             NodeState::Working { since } => (Which::Working, Some(since), None),
@@ -889,14 +987,10 @@ impl Show for Observer {
     }
 
     fn nodes(&self, query: &Query) -> Nodes {
-        let limit = query.limit.unwrap_or(NODES_USUAL).clamp(1, NODES_MAX);
+        let limit = query.limit.map_or(NODES_USUAL, Limit::get);
         let now = Instant::now();
         let mut listing = Nodes::default();
-        let kinds = match query.state {
-            Some(which) => vec![which.kind()],
-            None => Kind::ALL.to_vec(),
-        };
-        for kind in kinds {
+        for &kind in query.state.kinds() {
             let mut mark = None;
             loop {
                 let registry = self.sources.roster.registry();
@@ -914,6 +1008,14 @@ impl Show for Observer {
                 if mark.is_none() {
                     break;
                 }
+            }
+        }
+        if matches!(query.state, Which::All | Which::Denied) {
+            let registry = self.sources.roster.registry();
+            let wanted = registry.denied().filter(|(node, _)| query.names(node));
+            for (node, since) in wanted {
+                listing.matching += 1;
+                listing.nodes.push(Listed::denied(node, since, now));
             }
         }
         keep_first(&mut listing.nodes, query.sort, limit);
@@ -972,10 +1074,10 @@ impl Show for Observer {
 }
 
 fn is_wanted(node: &Node<'_>, query: &Query) -> bool {
-    if query.state == Some(Which::Stuck) && node.failures == 0 && node.last_error.is_empty() {
+    if query.state == Which::Stuck && node.failures == 0 && node.last_error.is_empty() {
         return false;
     }
-    query.name.is_empty() || node.identity.as_str().contains(&query.name)
+    query.names(node.identity)
 }
 
 /// Leaves the first `limit`, in order. Of a large fleet few are shown, so they are chosen before they are sorted.
@@ -1056,7 +1158,6 @@ mod tests {
     use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
     use crate::fleet::roster::Queues;
     use crate::node::{Outcome as Ending, Report};
-    use crate::protocol::Identity;
     use crate::rpc::testing::Net;
 
     /// An observer of things that stand still.
@@ -1281,7 +1382,7 @@ mod tests {
         for name in ["q2.example.net", "q1.example.org"] {
             roster.sight(&Identity::parse(name).unwrap(), Sighting::Discovery);
         }
-        let stuck = || Query { state: Some(Which::Stuck), ..Query::default() };
+        let stuck = || Query { state: Which::Stuck, ..Query::default() };
         let names =
             |names: &[&str]| names.iter().map(|name| format!("{name}.example.net")).collect();
         assert_eq!(bench.listed(stuck()), (3, names(&["a", "b", "c"])));
@@ -1290,7 +1391,7 @@ mod tests {
         // The third failure costs a wait, the others are due; of these the first by name goes first.
         assert_eq!(bench.listed(by(Sort::Next)), (3, names(&["a", "c", "b"])));
         assert_eq!(
-            bench.listed(Query { limit: Some(1), ..by(Sort::Failures) }),
+            bench.listed(Query { limit: Some(Limit::near(1)), ..by(Sort::Failures) }),
             (3, names(&["b"]))
         );
         let named = Query { name: "q".into(), ..Query::default() };
@@ -1298,8 +1399,18 @@ mod tests {
         assert_eq!(bench.listed(Query { name: "q2.".into(), ..named }), (1, names(&["q2"])));
         assert_eq!(bench.listed(Query::default()).0, 5);
         for which in [Which::Working, Which::Settling] {
-            assert_eq!(bench.listed(Query { state: Some(which), ..Query::default() }).0, 0);
+            assert_eq!(bench.listed(Query { state: which, ..Query::default() }).0, 0);
         }
+        // What is left alone is known for that, also where all are listed.
+        for name in ["q1.example.org", "d.example.net"] {
+            let denied = roster.registry().deny(&Identity::parse(name).unwrap(), Instant::now());
+            assert_eq!(denied, Ok(true));
+        }
+        let denied = Query { state: Which::Denied, ..Query::default() };
+        let both = vec!["d.example.net".to_owned(), "q1.example.org".to_owned()];
+        assert_eq!(bench.listed(denied.clone()), (2, both));
+        assert_eq!(bench.listed(Query { name: "d.".into(), ..denied }).0, 1);
+        assert_eq!(bench.listed(Query::default()).0, 6);
         let all = bench.observer.nodes(&stuck());
         let node = &all.nodes[1];
         assert_eq!(
@@ -1312,7 +1423,7 @@ mod tests {
         roster.registry().deny(&identity, Instant::now()).unwrap();
         assert_eq!(bench.listed(stuck()).0, 2);
         let status = bench.observer.status();
-        assert_eq!((status.counts.denied, &*status.denied[0].node), (1, "b.example.net"));
+        assert_eq!((status.counts.denied, &*status.denied[0].node), (3, "b.example.net"));
     }
 
     #[test]
@@ -1352,16 +1463,19 @@ mod tests {
             let identity = Identity::parse(&format!("n{number:05}.example.net")).unwrap();
             bench.observer.sources.roster.sight(&identity, Sighting::Discovery);
         }
-        let (matching, names) = bench.listed(Query { limit: Some(20), ..Query::default() });
+        let (matching, names) =
+            bench.listed(Query { limit: Some(Limit::near(20)), ..Query::default() });
         assert_eq!(matching, 9_000);
         let expected: Vec<String> = (0..20).map(|n| format!("n{n:05}.example.net")).collect();
         assert_eq!(names, expected);
         assert_eq!(bench.listed(Query::default()).1.len(), NODES_USUAL);
         assert_eq!(
-            bench.listed(Query { limit: Some(usize::MAX), ..Query::default() }).1.len(),
+            bench
+                .listed(Query { limit: Some(Limit::near(usize::MAX)), ..Query::default() })
+                .1
+                .len(),
             9_000
         );
-        assert_eq!(bench.listed(Query { limit: Some(0), ..Query::default() }).1.len(), 1);
     }
 }
 
