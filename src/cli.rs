@@ -10,15 +10,20 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use argh::FromArgs;
 
 use self::completion::Shell;
+use crate::config::duration::duration;
 use crate::config::read_file;
 use crate::config::report::nearest;
 use crate::ops::command::Command;
 use crate::ops::status::{Limit, Query, Sort, Which};
 use crate::protocol::Identity;
+
+/// The longest that anybody waits for one node.
+const TRY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,6 +90,8 @@ pub struct Try {
     pub files: Files,
     /// A helper in the place of the site's.
     pub helper: Option<String>,
+    /// For all of it.
+    pub timeout: Option<Duration>,
     /// Show what was found out as JSON.
     pub json: bool,
 }
@@ -318,6 +325,9 @@ struct TryFlags {
     /// helper in the place of the one in the configuration, with its arguments
     #[argh(option, arg_name = "command")]
     helper: Option<String>,
+    /// time for all of it [default: helper_timeout and 20s]
+    #[argh(option, arg_name = "duration")]
+    timeout: Option<String>,
     /// show what was found out as JSON
     #[argh(switch)]
     json: bool,
@@ -328,11 +338,17 @@ struct TryFlags {
 
 impl TryFlags {
     fn attempt(self) -> Result<Try, UsageError> {
-        let TryFlags { config, choria_config, helper, json, node } = self;
+        let TryFlags { config, choria_config, helper, timeout, json, node } = self;
         let shown = node.escape_debug();
         let node = Identity::parse(&node)
             .map_err(|error| UsageError(format!("\"{shown}\" is no node's name: {error}")))?;
-        Ok(Try { node, files: Files::named(config, choria_config)?, helper, json })
+        let timeout = timeout.map(|text| match duration(&text) {
+            Ok(Duration::ZERO) => Err(UsageError("--timeout: wanted more than no time".into())),
+            Ok(time) => Ok(time.min(TRY_MAX)),
+            Err(error) => Err(UsageError(format!("--timeout: {error}"))),
+        });
+        let (files, timeout) = (Files::named(config, choria_config)?, timeout.transpose()?);
+        Ok(Try { node, files, helper, timeout, json })
     }
 }
 
@@ -661,7 +677,7 @@ const SPECS: &[Spec] = &[
     Spec::asks("step-down"),
     Spec {
         word: "try",
-        with_value: &["config", "choria-config", "helper"],
+        with_value: &["config", "choria-config", "helper", "timeout"],
         switches: &["json", "version", "help"],
         rest_max: 1,
     },
@@ -753,6 +769,11 @@ mod tests {
         wrong(&["deny", "--", "n1", "n2"], "unexpected argument n2");
         wrong(&["deny", "n1", "n2"], "unexpected argument n2");
         wrong(&["retry"], "retry needs either a node or --all");
+        wrong(&["try", "n1", "--timeout=0s"], "--timeout: wanted more than no time");
+        wrong(
+            &["try", "n1", "--timeout", "30"],
+            "--timeout: a duration needs a unit, such as 90s, 10m, 1h30m or 2d",
+        );
         wrong(&["retry", "n1", "--all"], "retry needs either a node or --all");
         wrong(
             &["nodes", "--state=asleep"],

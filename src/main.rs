@@ -26,7 +26,7 @@ use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
 use choria_provisioner::pidfile::PidFile;
 use choria_provisioner::rehearsal::{self, Failed, Would};
-use choria_provisioner::shutdown::Signals;
+use choria_provisioner::shutdown::{Signals, is_over};
 
 fn main() -> ExitCode {
     let end = match cli::parse(env::args_os().skip(1)) {
@@ -55,6 +55,9 @@ enum End {
     OutOfReach = 75,
     NotPermitted = 77,
     BadConfiguration = 78,
+    /// By SIGINT and by SIGTERM, as a shell has it of whoever they end.
+    Interrupted = 130,
+    Terminated = 143,
 }
 
 fn run(arguments: &Run) -> End {
@@ -164,25 +167,40 @@ fn try_node(arguments: Try) -> End {
         Ok(settings) => settings,
         Err(report) => return refuse(&report),
     };
-    let tried = Log::start(&LogTarget::Stderr, LogFormat::Auto, log::LevelFilter::Info)
+    let node = &arguments.node;
+    let log = Log::start(&LogTarget::Stderr, LogFormat::Auto, log::LevelFilter::Info);
+    let (timeout, tell) = (arguments.timeout, say);
+    // What is asked here takes a moment, and ends with the first signal.
+    let begun = log
         .map_err(Box::<dyn Error>::from)
-        .and_then(|_log| Ok(Signals::install()?))
-        .map(|signals| rehearsal::run(&arguments.node, settings, &signals.drain));
+        .map(|_log| rehearsal::begin(node, settings, timeout, tell))
+        .and_then(|begun| Ok((begun, Signals::install()?)));
+    let (begun, signals) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            say(format_args!("error: {}", chain(&*error)));
+            return End::Failed;
+        }
+    };
+    let tried = begun.and_then(|begun| begun.run(&signals.drain));
+    let is_verdict = tried.as_ref().is_ok_and(|shown| shown.would != Would::Fail);
+    if is_over(&signals.drain) && !is_verdict {
+        say(format_args!("interrupted: what would be done to {node} is not known"));
+        return if signals.is_interrupted() { End::Interrupted } else { End::Terminated };
+    }
     let shown = match tried {
-        Ok(Ok(shown)) => shown,
-        Ok(Err(failed)) => {
+        Ok(shown) => shown,
+        Err(failed) => {
             say(format_args!("error: {}", chain(&failed)));
             return match failed {
                 Failed::NoBroker(errors) if errors.iter().all(|error| error.kind.is_passing()) => {
                     End::OutOfReach
                 }
                 Failed::NoBroker(_) | Failed::Keys(_) => End::BadConfiguration,
-                Failed::Rpc(_) | Failed::AtWork | Failed::Unsaid(_) => End::Failed,
+                Failed::Rpc(_) | Failed::AtWork(_) | Failed::Served(_) | Failed::Unsaid(_) => {
+                    End::Failed
+                }
             };
-        }
-        Err(error) => {
-            say(format_args!("error: {}", chain(&*error)));
-            return End::Failed;
         }
     };
     let text = if arguments.json { shown.json() } else { shown.to_string() };

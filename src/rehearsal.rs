@@ -1,8 +1,9 @@
 //! `try`: what would be done to one node, without doing it.
 //!
 //! The node is asked for its inventory and its provisioning JWT, verified, and the helper is run for it, by the very steps of an attempt
-//! ([`node::rehearse`]). What would be sent then is shown instead, without its secrets. `jwt` takes the node's lock for us, as the
-//! daemon's own request does, and begins another key exchange; so a node that the daemon here is at work on is left alone.
+//! ([`node::rehearse`]), after a probe as the daemon makes it. What would be sent then is shown instead, without its secrets. `jwt` takes the node's lock for us, as the
+//! daemon's own request does, and begins another key exchange; so a node that the daemon here is at work on is left alone, and so is one
+//! that it has just served. Whoever waits is told what for.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,27 +15,39 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, at, bounded, select_biased};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::config::security::Problem;
 use crate::config::{AdminSocket, Config, Settings};
 use crate::errors::chain;
+use crate::fleet::prober::{GONE, SILENT};
 use crate::gate::{Gate, Reason};
 use crate::keychain::Keychain;
 use crate::metrics::Metrics;
-use crate::node::{self, Context, Intended, Intent, Probed, Progress, Rehearsal};
+use crate::node::{self, Context, Intended, Intent, Listener, Probed, Progress, Rehearsal};
 use crate::ops::client;
 use crate::ops::command::Command;
 use crate::ops::socket;
-use crate::ops::status::{Limit, NODES_MAX, Query, Which};
-use crate::ops::text::Plain;
+use crate::ops::status::{Known, Listed, Outcome, Which};
+use crate::ops::text::{Count, Plain, Span};
 use crate::protocol::{Identity, RequestId};
-use crate::rpc::{self, Rpc};
+use crate::rpc::actions::{Action, Call as _, Inventory};
+use crate::rpc::{self, Arrival, Registration, Rpc, RpcError};
 use crate::shutdown::Never;
 use crate::transport::errors::BrokerError;
 use crate::transport::visit::{Call, Visit};
+
+/// What everything but the helper may take, if nobody says otherwise: more than a node needs that answers, and less than anybody waits
+/// for one that does not.
+const BESIDE_HELPER: Duration = Duration::from_secs(20);
+
+/// How often a node is asked that says nothing, as by the daemon.
+const PROBES: u32 = 2;
+
+/// Answers that wait to be read; each of them is read at once.
+const ARRIVALS_MAX: usize = 16;
 
 /// How long it may take until a broker has let us in.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
@@ -54,6 +67,8 @@ pub struct Shown {
     pub would: Would,
     /// Why, in the helper's words; or why it would fail.
     pub reason: String,
+    /// What the daemon of this machine has to do with it, following on "the daemon"; empty if there is none.
+    pub daemon: String,
     /// What is strange, and what stood for something else.
     pub remarks: Vec<String>,
     /// How long each step took, in milliseconds.
@@ -96,8 +111,10 @@ pub enum Failed {
     NoBroker(Vec<BrokerError>),
     /// The subject of replies can't be made.
     Rpc(rpc::StartError),
-    /// The daemon here is at work on it.
-    AtWork,
+    /// The daemon here is at work on it, at this step.
+    AtWork(String),
+    /// The daemon here has just served it.
+    Served(String),
     /// The daemon here is there and does not say whether it is.
     Unsaid(client::Error),
 }
@@ -111,9 +128,14 @@ impl fmt::Display for Failed {
                 f.write_str(&texts.join("; "))
             }
             Failed::Rpc(_) => f.write_str("could not subscribe to replies"),
-            Failed::AtWork => f.write_str(
-                "the daemon is at work on it, and would be disturbed: try again in a moment",
+            Failed::AtWork(at) => write!(
+                f,
+                "the daemon is at work on it{}, and would be disturbed: try again in a moment",
+                Plain(at)
             ),
+            Failed::Served(what) => {
+                write!(f, "there is nothing to try: the daemon {}", Plain(what))
+            }
             Failed::Unsaid(_) => f.write_str(
                 "the daemon may be at work on it, and would be disturbed: try again in a moment",
             ),
@@ -127,107 +149,304 @@ impl std::error::Error for Failed {
             Failed::Keys(source) => Some(source),
             Failed::Rpc(source) => Some(source),
             Failed::Unsaid(source) => Some(source),
-            Failed::NoBroker(_) | Failed::AtWork => None,
+            Failed::NoBroker(_) | Failed::AtWork(_) | Failed::Served(_) => None,
         }
     }
 }
 
-/// Finds out what would be done to `node`; at most until its time is up, or `abort` disconnects.
+/// How whoever waits is told what is being done.
+pub type Tell = fn(fmt::Arguments<'_>);
+
+/// Begins to find out what would be done to `node`: asks the daemon of this machine, if there is one, what it knows of it.
+/// `timeout` is for all of it, beginning now.
 ///
 /// # Errors
 ///
-/// [`Failed`], before the node was asked for anything.
-pub fn run(node: &Identity, settings: Settings, abort: &Receiver<Never>) -> Result<Shown, Failed> {
-    let Settings { config, choria, .. } = settings;
-    let unknown = leave_to_the_daemon(&config.admin_socket, node)?;
-    let (keychain, codec) = Keychain::open(&choria).map_err(Failed::Keys)?;
-    let visit = Visit::begin(Call {
-        servers: choria.brokers.now().found,
-        name: &format!("{}-try", choria.connection_name),
-        credentials: Box::new(move || keychain.credentials()),
-        connect_timeout: choria.connect_timeout,
-        patience: CONNECT_MAX,
-        abort,
-    })
-    .map_err(Failed::NoBroker)?;
-    let metrics = Metrics::new(&config.site);
-    let gate = Arc::new(Gate::new());
-    gate.open(Reason::Disconnected);
-    // Nobody leads here: what is asked concerns no other provisioner.
-    let term = gate.begin().expect("there is no reason left not to");
-    // A reply subject of its own: the daemon doesn't hear what we are answered.
-    let instance = RequestId::random();
-    let rpc = Rpc::start(
-        visit.connection.clone(),
-        gate.lease(),
-        codec,
-        instance.as_str(),
-        choria.ttl_secs,
-        metrics.clone(),
-    )
-    .map_err(Failed::Rpc)?;
-    let helper = Arc::new(node::helper(&config, &metrics));
-    let deadline = Instant::now() + config.node_timeout;
-    let context = Context {
-        rpc,
-        helper: helper.clone(),
-        gate,
-        metrics,
-        config: Arc::new(config),
-        last_key: Default::default(),
-        discovery_timeout: choria.discovery_timeout,
-        abort: abort.clone(),
-    };
-    let probed = Probed {
-        identity: node.clone(),
-        term,
-        registration: None,
-        inventory: None,
-        deadline,
-        upgrade: None,
-        progress: Arc::new(Progress::default()),
-    };
-    let mut rehearsal = node::rehearse(&context, probed);
-    rehearsal.remarks.extend(unknown);
-    helper.stop(abort);
-    Ok(Shown::new(node, rehearsal, &Secrets::of(&context.config)))
+/// [`Failed`], if the daemon has the node in hand, has just served it, or doesn't say.
+pub fn begin(
+    node: &Identity,
+    settings: Settings,
+    timeout: Option<Duration>,
+    tell: Tell,
+) -> Result<Begun, Failed> {
+    let timeout = timeout.unwrap_or(settings.config.helper_timeout + BESIDE_HELPER);
+    let deadline = Instant::now() + timeout;
+    let daemon = ask_the_daemon(&settings.config.admin_socket, node, tell)?;
+    Ok(Begun { node: node.clone(), settings, timeout, deadline, daemon, tell })
 }
 
-/// Fails if the daemon of this machine, if there is one, has the node in hand or doesn't say. What is known of none is a remark.
-fn leave_to_the_daemon(socket: &AdminSocket, node: &Identity) -> Result<Option<String>, Failed> {
+/// A node that may be asked.
+pub struct Begun {
+    node: Identity,
+    settings: Settings,
+    timeout: Duration,
+    deadline: Instant,
+    daemon: Daemon,
+    tell: Tell,
+}
+
+impl Begun {
+    /// Finds out what would be done to it; at most until the time is up, or `abort` disconnects.
+    ///
+    /// # Errors
+    ///
+    /// [`Failed`], before the node was asked for anything.
+    pub fn run(self, abort: &Receiver<Never>) -> Result<Shown, Failed> {
+        let Begun { node, settings, timeout, deadline, daemon, tell } = self;
+        let Settings { config, choria, .. } = settings;
+        let (keychain, codec) = Keychain::open(&choria).map_err(Failed::Keys)?;
+        let servers = choria.brokers.now().found;
+        let patience = left(deadline).min(CONNECT_MAX);
+        let list: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        let list = list.join(", ");
+        tell(format_args!("connecting to {} ({} at most)", Plain(&list), Span::of(patience)));
+        let visit = Visit::begin(Call {
+            servers,
+            name: &format!("{}-try", choria.connection_name),
+            credentials: Box::new(move || keychain.credentials()),
+            connect_timeout: choria.connect_timeout,
+            patience,
+            abort,
+        })
+        .map_err(Failed::NoBroker)?;
+        let metrics = Metrics::new(&config.site);
+        let gate = Arc::new(Gate::new());
+        gate.open(Reason::Disconnected);
+        // Nobody leads here: what is asked concerns no other provisioner.
+        let term = gate.begin().expect("there is no reason left not to");
+        // A reply subject of its own: the daemon doesn't hear what we are answered.
+        let instance = RequestId::random();
+        let rpc = Rpc::start(
+            visit.connection.clone(),
+            gate.lease(),
+            codec,
+            instance.as_str(),
+            choria.ttl_secs,
+            metrics.clone(),
+        )
+        .map_err(Failed::Rpc)?;
+        let probe =
+            Probe { rpc: &rpc, node: &node, timeout: config.probe_timeout, deadline, abort };
+        let (registration, inventory) = match probe.run(tell) {
+            Ok(answered) => answered,
+            Err(reason) => {
+                let mut remarks = daemon.remarks;
+                if reason == SILENT {
+                    let ttl = Duration::from_secs(choria.ttl_secs.into());
+                    remarks.push(format!(
+                        "Somebody listens on its subject and says nothing: it hangs, or its clock and ours are {} or more apart",
+                        Span::of(ttl)
+                    ));
+                }
+                let (intent, steps) = (Err(reason.to_owned()), Vec::new());
+                let rehearsal = Rehearsal { intent, steps, remarks };
+                return Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&config)));
+            }
+        };
+        let helper = Arc::new(node::helper(&config, &metrics));
+        let context = Context {
+            rpc,
+            helper: helper.clone(),
+            gate,
+            metrics,
+            config: Arc::new(config),
+            last_key: Default::default(),
+            discovery_timeout: choria.discovery_timeout,
+            abort: abort.clone(),
+        };
+        let probed = Probed {
+            identity: node.clone(),
+            term,
+            registration: Some(registration),
+            inventory: Some(inventory),
+            deadline,
+            upgrade: None,
+            progress: Arc::new(Progress::told_to(teller(&context.config, deadline, tell))),
+        };
+        let mut rehearsal = node::rehearse(&context, probed);
+        rehearsal.remarks.extend(daemon.remarks);
+        if rehearsal.intent.is_err() && left(deadline).is_zero() {
+            rehearsal.remarks.push(format!(
+                "That was all the time there was, {}: --timeout gives it more, and the daemon gives a node {}",
+                Span::of(timeout),
+                Span::of(context.config.node_timeout)
+            ));
+        }
+        helper.stop(abort);
+        Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&context.config)))
+    }
+}
+
+/// Says what each step waits for.
+fn teller(config: &Config, deadline: Instant, tell: Tell) -> Listener {
+    let (helper, helper_timeout) = (config.helper.as_str().to_owned(), config.helper_timeout);
+    Box::new(move |step| {
+        let left = left(deadline);
+        match step {
+            "jwt" => tell(format_args!(
+                "asking it for its provisioning JWT ({} at most)",
+                Span::of(left)
+            )),
+            "helper" => tell(format_args!(
+                "running the helper {} ({} at most)",
+                Plain(&helper),
+                Span::of(left.min(helper_timeout))
+            )),
+            // They wait for nobody: the inventory is there, and a key of ours stands for the node's.
+            _ => {}
+        }
+    })
+}
+
+/// The first request, as the daemon's prober makes it: a node that is gone or silent costs little time.
+struct Probe<'a> {
+    rpc: &'a Arc<Rpc>,
+    node: &'a Identity,
+    timeout: Duration,
+    deadline: Instant,
+    abort: &'a Receiver<Never>,
+}
+
+impl Probe<'_> {
+    /// The answer and the request it is for; or why the node is unreachable.
+    fn run(self, tell: Tell) -> Result<(Registration, Arrival), &'static str> {
+        let Probe { rpc, node, timeout, deadline, abort } = self;
+        let time = left(deadline).min(timeout * PROBES);
+        tell(format_args!("asking {node} for its inventory ({} at most)", Span::of(time)));
+        let (sink, arrivals) = bounded(ARRIVALS_MAX);
+        let mut asked: Vec<Registration> = Vec::new();
+        for _ in 0..PROBES {
+            let sent = rpc.send(node, Action::Inventory, &Inventory {}.body(), &sink);
+            asked.push(sent.map_err(|_| "the inventory request could not be sent")?);
+            let until = deadline.min(Instant::now() + timeout);
+            loop {
+                let arrival = select_biased! {
+                    recv(abort) -> _ => return Err("interrupted"),
+                    recv(arrivals) -> arrival => arrival.expect("we hold a sender ourselves"),
+                    recv(at(until)) -> _ => break,
+                };
+                match rpc.read(node, Action::Inventory, &arrival) {
+                    Err(RpcError::NoResponders) => return Err(GONE),
+                    // Somebody else said it.
+                    Err(RpcError::Unexpected(_)) => {}
+                    Ok(_) | Err(RpcError::BadReply(_)) => {
+                        let position = asked.iter().position(|sent| sent.id() == arrival.id);
+                        let Some(position) = position else { continue };
+                        return Ok((asked.swap_remove(position), arrival));
+                    }
+                }
+            }
+        }
+        Err(SILENT)
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// What the daemon of this machine says of a node that may be asked.
+#[derive(Default)]
+struct Daemon {
+    /// For people; empty if there is none.
+    text: String,
+    /// What is to be remembered with the result.
+    remarks: Vec<String>,
+}
+
+/// Fails if the daemon of this machine, if there is one, has the node in hand, has just served it, or doesn't say.
+fn ask_the_daemon(socket: &AdminSocket, node: &Identity, tell: Tell) -> Result<Daemon, Failed> {
     let path = match socket {
-        AdminSocket::Off => return Ok(None),
+        AdminSocket::Off => return Ok(Daemon::default()),
         AdminSocket::Usual => Path::new(socket::USUAL),
         AdminSocket::At(path) => path,
     };
-    // All of them: the names of many may hold this one.
-    let limit = Some(Limit::near(NODES_MAX));
-    let query = Query { state: Which::Working, name: node.to_string(), limit, ..Query::default() };
-    let answer = match client::ask(path, &Command::Nodes(query), true) {
+    let answer = match client::ask(path, &Command::Node { node: node.to_string() }, true) {
         Ok(answer) => answer,
         Err(client::Error::Unreachable { source, .. })
             if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
         {
-            return Ok(None);
+            return Ok(Daemon::default());
         }
         Err(error @ client::Error::Unreachable { .. }) => {
             let error = chain(&error);
-            return Ok(Some(format!(
-                "Whether a daemon is at work on {node} is not known: {error}"
-            )));
+            let remark = format!("Whether a daemon is at work on {node} is not known: {error}");
+            return Ok(Daemon { remarks: vec![remark], ..Daemon::default() });
         }
         Err(error) => return Err(Failed::Unsaid(error)),
     };
-    let listed = serde_json::from_str::<Value>(&answer).unwrap_or_default();
-    let nodes = listed["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    match nodes.iter().any(|listed| listed["node"] == node.as_str()) {
-        true => Err(Failed::AtWork),
-        false => Ok(None),
+    let known: Known = serde_json::from_str(&answer)
+        .map_err(|error| Failed::Unsaid(client::Error::Garbled(error)))?;
+    let text = standing(&known)?;
+    tell(format_args!("the daemon {}", Plain(&text)));
+    let remarks = Vec::new();
+    Ok(Daemon { text, remarks })
+}
+
+/// What a daemon has to do with a node that may be asked: what follows on "the daemon".
+fn standing(known: &Known) -> Result<String, Failed> {
+    let Known { listed, worker, last, denied_secs, owner, closed_by } = known;
+    let state = listed.as_ref().map_or("", |listed| listed.state.as_str());
+    if state == Which::Working.word() || worker.is_some() {
+        let at = worker.as_ref().map_or_else(String::new, |worker| {
+            let step = worker.step.as_deref().unwrap_or("begins");
+            format!(" ({step} for {})", Span(worker.step_secs))
+        });
+        return Err(Failed::AtWork(at));
     }
+    let mut clauses = Vec::new();
+    match listed {
+        Some(listed) if state == Which::Settling.word() => {
+            return Err(Failed::Served(served(listed, last.as_ref())));
+        }
+        Some(Listed { next_secs: Some(next), failures, reason, .. }) => {
+            let when = match *next {
+                0.0 => "tries it when it is seen next".to_owned(),
+                next => format!("waits for another {} before it tries it again", Span(next)),
+            };
+            let failed = match failures {
+                0 => String::new(),
+                times => format!(", after {}", Count((*times).into(), "failure")),
+            };
+            let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+            clauses.push(format!("{when}{failed}{why}"));
+        }
+        Some(listed) => {
+            let time = Span(listed.for_secs.unwrap_or_default());
+            clauses.push(format!("has had it queued for {time}"));
+        }
+        None if denied_secs.is_none() && owner.is_none() => {
+            clauses.push("does not know it".to_owned());
+        }
+        None => {}
+    }
+    if let Some(since) = denied_secs {
+        let since = Span(*since);
+        clauses.push(format!("leaves it alone, since an operator denied it {since} ago"));
+    }
+    if let Some(owner) = owner {
+        clauses.push(format!("leaves it to {owner}, which may be at work on it"));
+    }
+    if !closed_by.is_empty() {
+        clauses.push(format!("begins nothing: {}", closed_by.join(", ")));
+    }
+    Ok(clauses.join("; "))
+}
+
+/// What was done to a node that settles.
+fn served(listed: &Listed, last: Option<&Outcome>) -> String {
+    let what = match last.map(|last| (last.outcome.as_str(), Span(last.ago_secs))) {
+        Some(("provisioned", ago)) => format!("provisioned it {ago} ago and it restarts"),
+        Some(("upgrade_sent", ago)) => format!("sent it another version {ago} ago"),
+        Some(("shutdown", ago)) => format!("shut it down {ago} ago on the helper's wish"),
+        Some(_) | None => "served it a moment ago".to_owned(),
+    };
+    let left = Span(listed.next_secs.unwrap_or_default());
+    format!("{what}; unless it comes back it is left alone for another {left}")
 }
 
 impl Shown {
-    fn new(node: &Identity, rehearsal: Rehearsal, secrets: &Secrets) -> Shown {
+    fn new(node: &Identity, daemon: String, rehearsal: Rehearsal, secrets: &Secrets) -> Shown {
         let Rehearsal { intent, steps, remarks } = rehearsal;
         let (would, reason, intended) = match intent {
             Err(reason) => (Would::Fail, reason, Vec::new()),
@@ -245,6 +464,7 @@ impl Shown {
             node: node.to_string(),
             would,
             reason: secrets.out_of(reason),
+            daemon: secrets.out_of(daemon),
             remarks: remarks.into_iter().map(|remark| secrets.out_of(remark)).collect(),
             steps: steps.into_iter().map(|(name, took)| (name, ms(took))).collect(),
             requests: intended.iter().map(|intended| secrets.request(intended)).collect(),
@@ -458,6 +678,7 @@ mod tests {
             node: "n1\u{1b}".to_owned(),
             would: Would::Configure,
             reason: String::new(),
+            daemon: String::new(),
             remarks: vec!["r\n".to_owned()],
             steps: BTreeMap::new(),
             requests: vec![Request {

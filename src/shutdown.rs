@@ -9,6 +9,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub struct Signals {
     /// One message when the log file is to be opened again; requests that come faster are merged.
     pub reopen: Receiver<()>,
     stop: Stop,
+    /// The first signal that wanted an end, or 0.
+    ended_by: Arc<AtomicI32>,
     thread: Option<(Handle, JoinHandle<()>)>,
 }
 
@@ -67,15 +70,24 @@ impl Signals {
         let mut delivered = Delivered::new([SIGTERM, SIGINT, SIGHUP, SIGUSR2])?;
         let handle = delivered.handle();
         let (mut signals, hangup, reopen) = Signals::unattended();
-        let stop = signals.stop.clone();
+        let (stop, ended_by) = (signals.stop.clone(), signals.ended_by.clone());
         let thread = thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for signal in &mut delivered {
                 match signal {
-                    SIGTERM | SIGINT => match stop.next(Instant::now()) {
-                        Next::Wait => {}
-                        // Nothing may be waited for, so no destructors and no exit handlers.
-                        Next::End => exit(ENDED_BY_FORCE),
-                    },
+                    SIGTERM | SIGINT => {
+                        // That there was one before is all that can be wrong.
+                        let _ = ended_by.compare_exchange(
+                            0,
+                            signal,
+                            Ordering::Relaxed,
+                            Ordering::Relaxed,
+                        );
+                        match stop.next(Instant::now()) {
+                            Next::Wait => {}
+                            // Nothing may be waited for, so no destructors and no exit handlers.
+                            Next::End => exit(ENDED_BY_FORCE),
+                        }
+                    }
                     // A full channel holds the same request already.
                     SIGHUP => drop(hangup.try_send(())),
                     SIGUSR2 => drop(reopen.try_send(())),
@@ -92,6 +104,11 @@ impl Signals {
         Signals::unattended().0
     }
 
+    /// Whether it was an interrupt, as from a terminal, that wanted an end first.
+    pub fn is_interrupted(&self) -> bool {
+        self.ended_by.load(Ordering::Relaxed) == SIGINT
+    }
+
     /// A handle that starts the drain and the abort from anywhere.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
@@ -104,7 +121,11 @@ impl Signals {
         let (reopen_tx, reopen) = bounded(1);
         let open = Open { drain: Some(drain_open), abort: Some(abort_open), aborted_at: None };
         let stop = Stop(Arc::new(Mutex::new(open)));
-        (Signals { drain, abort, hangup, reopen, stop, thread: None }, hangup_tx, reopen_tx)
+        (
+            Signals { drain, abort, hangup, reopen, stop, ended_by: Arc::default(), thread: None },
+            hangup_tx,
+            reopen_tx,
+        )
     }
 }
 
@@ -222,7 +243,7 @@ mod tests {
         assert!(!is_over(&signals.drain));
         raise(SIGTERM).unwrap();
         assert!(signals.drain.recv_timeout(SOON).unwrap_err().is_disconnected());
-        assert!(!is_over(&signals.abort));
+        assert!(!is_over(&signals.abort) && !signals.is_interrupted());
         raise(SIGINT).unwrap();
         assert!(signals.abort.recv_timeout(SOON).unwrap_err().is_disconnected());
     }

@@ -9,18 +9,22 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use openssl::x509::X509;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use common::{Builder, Daemon, NatsServer, SOON, TempDir, free_port, wait_until, within};
+use common::admin::{say, with_socket};
+use common::{
+    Builder, Daemon, NatsServer, SOON, TempDir, free_port, wait_until, waiting_helper, within,
+};
 use fleet::issuer::Organization;
 use fleet::network::{Network, PASSWORD, Setup};
-use fleet::{Action, Fleet, Received, View};
+use fleet::{Action, Fault, Fleet, Received, View};
 
 const NODE: &str = "n0.fleet.example.net";
 
@@ -250,6 +254,15 @@ fn another_helper_is_tried_beside_the_daemon() {
     assert!(said.ends_with("\nNothing was sent.\n"), "{said}");
     // What a helper writes to standard error is the first thing its author looks for.
     assert!(log.contains("looking it up"), "{log}");
+    for part in [
+        "the daemon tries it when it is seen next",
+        "connecting to ",
+        "asking n0.fleet.example.net for its inventory (6.0 s at most)",
+        "asking it for its provisioning JWT (",
+        &format!("running the helper {other} (10 s at most)"),
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
     for secret in ["p4ssw0rd", "s3cret"] {
         assert!(!said.contains(secret) && !log.contains(secret), "{said}{log}");
     }
@@ -282,6 +295,113 @@ fn a_node_that_the_daemon_is_at_work_on_is_left_alone() {
     fs::write(go_on, "").unwrap();
     fleet.wait_all_provisioned(within(SOON)).unwrap();
     assert_eq!(fleet.node(0).times_asked(Action::Jwt), 1);
+}
+
+#[test]
+fn a_node_that_the_daemon_has_just_served_is_not_asked_and_one_that_it_leaves_alone_is() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    let builder = with_socket(Daemon::builder(&broker.address()).set("interval", "1m"));
+    let (mut again, mut denied) = (builder.command("try"), builder.command("try"));
+    let daemon = builder.start();
+    fleet.wait_all_provisioned(within(SOON)).unwrap();
+    wait_until(SOON, "the daemon knows", || daemon.metric("settling_nodes") > 0.0);
+    let output = again.arg(NODE).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("there is nothing to try: the daemon provisioned it "), "{said}");
+    assert!(
+        said.contains(" and it restarts; unless it comes back it is left alone for "),
+        "{said}"
+    );
+
+    let other = Fleet::builder(&broker.url()).node("other.example.net").start_quietly();
+    say(&daemon, &["deny", "other.example.net"]);
+    let output = denied.args(["other.example.net", "--json"]).output().unwrap();
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["would"], "configure");
+    let standing = shown["daemon"].as_str().unwrap();
+    assert!(standing.starts_with("leaves it alone, since an operator denied it "), "{standing}");
+    untouched(&other.node(0));
+}
+
+#[test]
+fn a_silent_node_is_given_up_as_the_daemon_does_and_whoever_waits_is_told_for_what() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url())
+        .broken("silent.example.net", Fault::Silent)
+        .broken("slow.example.net", Fault::SilentFrom(Action::Jwt))
+        .start();
+    let builder = Daemon::builder(&broker.address()).set("probe_timeout", "200ms");
+    let shows = |arguments: &[&str], steps: &[&str]| {
+        let output = output(&builder, &[arguments, &["--json"]].concat());
+        let log = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{log}");
+        for step in steps {
+            assert!(log.contains(step), "{step}: {log}");
+        }
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let shown = shows(
+        &["silent.example.net"],
+        &["asking silent.example.net for its inventory (0.4 s at most)"],
+    );
+    assert_eq!(shown["reason"], "no answer to the inventory request, asked twice");
+    assert!(
+        remarks(&shown).contains("Somebody listens on its subject and says nothing"),
+        "{shown}"
+    );
+    assert_eq!(fleet.named("silent.example.net").times_asked(Action::Jwt), 0);
+    // It answers the first request, so there is hope.
+    let jwt = "asking it for its provisioning JWT (";
+    let shown = shows(&["slow.example.net", "--timeout", "2s"], &[jwt]);
+    assert!(shown["reason"].as_str().unwrap().contains("the node's time was up"), "{shown}");
+    assert!(
+        remarks(&shown).contains("That was all the time there was, 2.0 s: --timeout gives"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn an_interrupt_is_no_verdict_about_the_node() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let builder = Daemon::builder(&broker.address());
+        let (begun, go_on) = (builder.dir().join("begun"), builder.dir().join("go-on"));
+        let builder = builder.helper(&waiting_helper(&begun, &go_on));
+        let mut command = builder.command("try");
+        command.args([NODE, "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        wait_until(SOON, "the helper runs", || begun.exists());
+        let pid = Pid::from_child(&child);
+        kill_process(pid, signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(
+            (output.status.code(), text(&output.stdout).as_str()),
+            (Some(code), ""),
+            "{said}"
+        );
+        let expected = format!("interrupted: what would be done to {NODE} is not known\n");
+        assert!(said.ends_with(&expected), "{said}");
+    }
+    untouched(&fleet.node(0));
+}
+
+#[test]
+fn an_answer_that_says_nothing_has_one_fault() {
+    let broker = NatsServer::start();
+    let fleet = Fleet::builder(&broker.url()).nodes(1).start();
+    let (code, shown) = run(&Daemon::builder(&broker.address()), &[NODE, "--helper", "echo {}"]);
+    assert_eq!((code, &shown["would"]), (1, &json!("fail")));
+    let reason = shown["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("empty configuration: answer with all settings of the node"),
+        "{reason}"
+    );
+    assert_eq!(shown["remarks"], json!([]));
+    untouched(&fleet.node(0));
 }
 
 #[test]

@@ -33,11 +33,14 @@ _choria_provisioner() {
     --state)
         mapfile -t COMPREPLY < <(compgen -W "all stuck working queued waiting settling denied" -- "$cur")
         return ;;
+    --timeout)
+        :
+        return ;;
     esac
     for ((at = 1; at < COMP_CWORD; at++)); do
         word=${COMP_WORDS[at]}
         case $word in
-        --choria-config|--completion|--config|--helper|--limit|--pid|--socket|--sort|--state) [[ ${COMP_WORDS[at+1]} == = ]] && ((at++)); ((at++)) ;;
+        --choria-config|--completion|--config|--helper|--limit|--pid|--socket|--sort|--state|--timeout) [[ ${COMP_WORDS[at+1]} == = ]] && ((at++)); ((at++)) ;;
         run|status|nodes|pause|resume|retry|discover|deny|allow|check|reload|step-down|try) command=$word; break ;;
         esac
     done
@@ -53,7 +56,7 @@ _choria_provisioner() {
     check) flags="--config --choria-config --pid --offline --moving --json --version --help" ;;
     reload) flags="--config --socket --json --version --help" ;;
     step-down) flags="--config --socket --json --version --help" ;;
-    try) flags="--config --choria-config --helper --json --version --help" ;;
+    try) flags="--config --choria-config --helper --timeout --json --version --help" ;;
     *) flags="--config --choria-config --pid --completion --debug --no-debug --version --help" ;;
     esac
     if [[ $cur == -* ]]; then

@@ -86,6 +86,7 @@ complete -c choria-provisioner -n '__fish_seen_subcommand_from step-down' -l hel
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l config -r -F
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l choria-config -r -F
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l helper -r -F
+complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l timeout -x
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l json
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l version
 complete -c choria-provisioner -n '__fish_seen_subcommand_from try' -l help

@@ -46,6 +46,11 @@ pub const QUICK_PER_WORKER: usize = 4;
 /// Quick and answered nodes at least, so that a few silent ones leave room for others when there are few workers.
 pub const QUICK_MIN: usize = 32;
 
+/// Why a node is unreachable that the broker doesn't know.
+pub const GONE: &str = "no responders: nobody listens on the node's subject";
+/// Why one is that says nothing.
+pub const SILENT: &str = "no answer to the inventory request, asked twice";
+
 /// How often a failure to send is logged; the connection says why.
 const CANNOT_ASK_LOG: Duration = Duration::from_secs(1);
 /// When a node that could not be asked is tried again, if the gate has not changed meanwhile.
@@ -220,7 +225,7 @@ impl Prober {
             match expired {
                 Expired::Again(key) => self.ask(&key, now),
                 Expired::Unreachable(key) => {
-                    self.unreachable(key, "no answer to the inventory request, asked twice");
+                    self.unreachable(key, SILENT);
                 }
             }
         }
@@ -281,7 +286,7 @@ impl Prober {
         match answer {
             Answer::NoResponders => {
                 if let Some(key) = self.core.no_responders(id, at) {
-                    self.unreachable(key, "no responders: nobody listens on the node's subject");
+                    self.unreachable(key, GONE);
                 }
             }
             Answer::Payload(payload) => {

@@ -130,6 +130,10 @@ pub fn lint(answer: &Answer, known: &Known<'_>) -> Vec<Finding> {
     }
 
     check_settings(&answer.configuration, &mut findings);
+    if answer.configuration.is_empty() {
+        // What it lacks besides would only hide that.
+        return findings.0;
+    }
     check_provision(answer, known, &mut findings);
     check_identity(answer, known, &mut findings);
     if known.site.features.enrollment == Enrollment::OrganizationIssuer {
@@ -173,8 +177,10 @@ fn check_settings(configuration: &BTreeMap<String, String>, findings: &mut Findi
     const BREAKS: [char; 2] = ['\n', '\0'];
 
     if configuration.is_empty() {
-        // The original's words.
-        findings.error("empty configuration");
+        // The original's words, up to the colon.
+        findings.error(
+            "empty configuration: answer with all settings of the node, or with defer or shutdown",
+        );
     }
     for (key, value) in configuration {
         if key.trim().is_empty() {
@@ -757,7 +763,12 @@ mod tests {
     #[test]
     fn refuses_settings_that_would_write_others() {
         let bench = Bench::new();
-        bench.check(json!({}), &[error("empty configuration"), warning(MISSING_PROVISION)]);
+        bench.check(
+            json!({}),
+            &[error(
+                "empty configuration: answer with all settings of the node, or with defer or shutdown",
+            )],
+        );
         let nameless = "the configuration has a setting without a name: give it one";
         bench.check(configured(json!({"": "a"})), &[error(nameless)]);
         bench.check(configured(json!({" \n": "a"})), &[error(nameless)]);

@@ -119,17 +119,37 @@ pub struct Probed {
 }
 
 /// The step a node is at, for whoever asks what takes so long.
-#[derive(Debug, Default)]
-pub struct Progress(Mutex<Option<(&'static str, Instant)>>);
+#[derive(Default)]
+pub struct Progress {
+    at: Mutex<Option<(&'static str, Instant)>>,
+    listener: Option<Listener>,
+}
+
+/// Whoever is told of each step as it begins.
+pub type Listener = Box<dyn Fn(&'static str) + Send + Sync>;
 
 impl Progress {
+    /// Tells `listener` of each step.
+    pub fn told_to(listener: Listener) -> Progress {
+        Progress { at: Mutex::default(), listener: Some(listener) }
+    }
+
     /// The step and since when; nothing before the first.
     pub fn step(&self) -> Option<(&'static str, Instant)> {
-        *self.0.lock()
+        *self.at.lock()
     }
 
     fn begins(&self, step: &'static str, now: Instant) {
-        *self.0.lock() = Some((step, now));
+        *self.at.lock() = Some((step, now));
+        if let Some(listener) = &self.listener {
+            listener(step);
+        }
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Progress").field(&*self.at.lock()).finish()
     }
 }
 

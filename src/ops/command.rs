@@ -17,7 +17,7 @@ use crate::fleet::registry::{DENIED_MAX, NodeState, Sighted, Sighting, TooManyDe
 use crate::fleet::roster::{RetriedAll, Roster};
 use crate::gate::{Gate, Reason};
 use crate::ops::reload::{Asking, Reloaded};
-use crate::ops::status::{Nodes, Query, Show, Status};
+use crate::ops::status::{Known, Listed, Nodes, Query, Show, Status, past};
 use crate::protocol::{self, Identity};
 
 /// One command, as it is sent through the socket.
@@ -28,6 +28,11 @@ pub enum Command {
     Status {},
     /// List nodes.
     Nodes(Query),
+    /// Say what you know of one node.
+    Node {
+        /// Which.
+        node: String,
+    },
     /// Begin nothing new.
     Pause {},
     /// Begin again.
@@ -67,6 +72,8 @@ pub enum Answer {
     Status(Box<Status>),
     /// Nodes.
     Nodes(Nodes),
+    /// One of them.
+    Node(Box<Known>),
     /// Something was done.
     Change(Change),
     /// The settings were read again.
@@ -138,6 +145,9 @@ impl Obey for Operator {
         Ok(Answer::Change(match command {
             Command::Status {} => return Ok(Answer::Status(Box::new(self.shown.status()))),
             Command::Nodes(query) => return Ok(Answer::Nodes(self.shown.nodes(&query))),
+            Command::Node { node } => {
+                return Ok(Answer::Node(Box::new(self.known(&parse(&node)?))));
+            }
             Command::Pause {} => self.pause(),
             Command::Resume {} => self.resume(),
             Command::Retry { node: Some(node), all: false } => self.retry(&node)?,
@@ -155,6 +165,25 @@ impl Obey for Operator {
 }
 
 impl Operator {
+    fn known(&self, identity: &Identity) -> Known {
+        let Status { workers, outcomes, closed_by, .. } = self.shown.status();
+        let now = Instant::now();
+        let registry = self.roster.registry();
+        let mut denied = registry.denied().filter(|(node, _)| *node == identity);
+        Known {
+            listed: registry.node(identity).map(|node| Listed::new(&node, now)),
+            worker: workers.into_iter().find(|worker| worker.node == identity.as_str()),
+            last: outcomes.into_iter().find(|ended| ended.node == identity.as_str()),
+            denied_secs: denied.next().map(|(_, since)| past(since, now)),
+            owner: self
+                .roster
+                .shares()
+                .other_owner(identity)
+                .map(|other| other.identity.to_string()),
+            closed_by: closed_by.into_iter().map(|closed| closed.text).collect(),
+        }
+    }
+
     fn pause(&self) -> Change {
         if self.gate.reasons().contains(&Reason::Operator) {
             return nothing("It is paused already.");
@@ -641,6 +670,31 @@ mod tests {
             r#"{"command":"nodes","state":"stuck","name":"web","sort":"failures","limit":100}"#;
         let Ok(Answer::Nodes(nodes)) = give(command) else { panic!("nodes") };
         assert_eq!(nodes.nodes[0].node, "web");
+    }
+
+    #[test]
+    fn says_all_that_is_known_of_one_node() {
+        let bench = Bench::new(10);
+        let ask = |node: &str| {
+            let command = Command::Node { node: node.to_owned() };
+            match bench.operator.obey(command).unwrap() {
+                Answer::Node(known) => *known,
+                other => panic!("{other:?}"),
+            }
+        };
+        let nobody = ask("nobody");
+        assert_eq!((&nobody.listed, nobody.denied_secs), (&None, None));
+        // By the status that stands for every one here.
+        assert!(!nobody.closed_by.is_empty());
+        bench.fail("n1");
+        bench.fail("n11");
+        let listed = ask("n1").listed.expect("it is known");
+        assert_eq!((listed.node.as_str(), listed.state.as_str()), ("n1", "waiting"));
+        assert_eq!((listed.failures, listed.reason.as_str()), (3, "because"));
+        bench.give(r#"{"command":"deny","node":"n1"}"#).unwrap();
+        let denied = ask("n1");
+        assert!(denied.listed.is_none() && denied.denied_secs.is_some(), "{denied:?}");
+        bench.refuses(r#"{"command":"node","node":"*"}"#, "\"*\": identity holds a wildcard");
     }
 
     #[test]

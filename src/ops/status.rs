@@ -682,7 +682,8 @@ impl Listed {
         }
     }
 
-    fn new(node: &Node<'_>, now: Instant) -> Listed {
+    /// As it is at `now`.
+    pub fn new(node: &Node<'_>, now: Instant) -> Listed {
         let (state, since, next) = match node.state {
             NodeState::Working { since } => (Which::Working, Some(since), None),
             NodeState::Queued { since } => (Which::Queued, Some(since), None),
@@ -700,6 +701,23 @@ impl Listed {
             reason: node.last_error.to_owned(),
         }
     }
+}
+
+/// All that is known of one node.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Known {
+    /// Its entry; nothing if we don't know it.
+    pub listed: Option<Listed>,
+    /// What is being done for it.
+    pub worker: Option<Worker>,
+    /// What became of it last, if it was one of the last hundred.
+    pub last: Option<Outcome>,
+    /// How long an operator has wanted it left alone.
+    pub denied_secs: Option<f64>,
+    /// Another instance that provisions it.
+    pub owner: Option<String>,
+    /// Why we begin nothing.
+    pub closed_by: Vec<String>,
 }
 
 /// Whether we do our work, and all reasons if not.
@@ -1134,8 +1152,8 @@ fn outcome(ended: Ended, now: Instant) -> Outcome {
     }
 }
 
-/// How long ago `at` was.
-fn past(at: Instant, now: Instant) -> f64 {
+/// How long ago `at` was, in seconds.
+pub fn past(at: Instant, now: Instant) -> f64 {
     secs(now.saturating_duration_since(at))
 }
 

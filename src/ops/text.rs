@@ -4,6 +4,7 @@
 //! characters, which steer terminals, and those that turn the direction of writing, which let one name look like another.
 
 use std::fmt::{self, Display, Write};
+use std::time::Duration;
 
 /// A text that only shows, on a terminal.
 pub struct Plain<'a>(pub &'a str);
@@ -66,6 +67,13 @@ impl Display for Span {
         };
         write!(f, "{} {}", large.0, large.1)?;
         if small.0 > 0 { write!(f, " {} {}", small.0, small.1) } else { Ok(()) }
+    }
+}
+
+impl Span {
+    /// How long that is.
+    pub fn of(time: Duration) -> Span {
+        Span(time.as_secs_f64())
     }
 }
 
