@@ -1,8 +1,9 @@
 //! What must hold after every step, and in the end.
 
 use std::fmt;
-use std::time::Duration;
 
+use crate::fleet::election::core as election;
+use crate::fleet::peers::core as peers;
 use crate::fleet::prober::core::ASKS_MAX;
 use crate::fleet::registry::{self, Counts, Key, NodeState};
 use crate::fleet::simulation::attempt::HELPER_MAX;
@@ -24,10 +25,6 @@ const RESTARTS_MAX: Time = 3 * MINUTE;
 const SHARED_MAX: Time = 20 * SECOND + LOCK + 2 * MINUTE;
 /// A peer is reckoned with for twelve seconds after it was heard, by clocks that may be fast.
 const RECKONED: Time = 11_800 * MS;
-/// How long one that shares the nodes must have said that it is there before it acts, and how long ago it may have said the
-/// last that came back to it.
-const LISTENS: Duration = Duration::from_secs(6);
-const LEASE: Duration = Duration::from_secs(4);
 /// When nothing was in the way for so long, everybody has heard of everybody.
 const HEARD_WITHIN: Time = 15 * SECOND;
 /// The longest a node is queued behind a broken one, at the prober and in front of it.
@@ -63,6 +60,7 @@ impl World {
         if self.setup.has(Way::Elected) {
             let leaders = self.daemons.iter().filter(|daemon| daemon.leads(self.now)).count();
             assert!(leaders < 2, "{self:?}: two lead");
+            self.check_confirmed();
         }
         // Whoever has not noticed yet that its connection is gone acts upon nobody.
         let is_awake = |it: &&Daemon| !it.is_frozen && it.connection.is_some();
@@ -155,13 +153,26 @@ impl World {
         (self.now - at < RECKONED).then_some(role)
     }
 
+    /// Whoever leads wrote the key a moment ago, and knows it.
+    fn check_confirmed(&self) {
+        let leads = |it: &&Daemon| it.leads(self.now) && !it.is_frozen && it.connection.is_some();
+        for daemon in self.daemons.iter().filter(leads) {
+            let written = daemon.writes.age(daemon.clock.boot(self.now));
+            assert!(
+                written.is_some_and(|ago| ago <= election::LEASE),
+                "{self:?}: {} leads {written:?} after its last write",
+                daemon.sender.identity
+            );
+        }
+    }
+
     /// A daemon acts: it has been saying for long that it is there, and has heard itself.
     fn check_heard(&self, daemon: &Daemon) {
         let now = daemon.clock.boot(self.now);
         let spoken = daemon.voice.spoken_for(now);
-        let heard = daemon.voice.heard_ago(now);
-        let is_heard =
-            spoken.is_some_and(|spoken| spoken >= LISTENS) && heard.is_some_and(|ago| ago <= LEASE);
+        let heard = daemon.voice.beats.age(now);
+        let is_heard = spoken.is_some_and(|spoken| spoken >= peers::LISTEN)
+            && heard.is_some_and(|ago| ago <= peers::LEASE);
         assert!(
             is_heard,
             "{self:?}: {} acts {spoken:?} after its first word, and {heard:?} after the last that came back",

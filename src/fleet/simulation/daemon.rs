@@ -19,6 +19,8 @@ pub struct Daemon {
     pub way: Way,
     /// What its peers may have heard of it.
     pub voice: Voice,
+    /// Its writes to the election's key, by their tickets.
+    pub writes: Echo,
     pub clock: Clock,
     network: Network,
     /// Its way to the broker is slow until then.
@@ -48,6 +50,7 @@ impl Daemon {
             sender: Sender { identity, caller: format!("choria=p{name}") },
             way,
             voice: Voice::default(),
+            writes: Echo::default(),
             clock: Clock::new(rng),
             network: if is_smooth { PEACE } else { network },
             congested_until: 0,
@@ -67,7 +70,7 @@ impl Daemon {
     /// The process ends, however that is.
     pub fn ends(&mut self) {
         self.process = None;
-        self.voice = Voice::default();
+        (self.voice, self.writes) = (Voice::default(), Echo::default());
         self.incarnation += 1;
         self.connection = None;
         self.numbers.clear();
@@ -95,16 +98,37 @@ impl Daemon {
 pub struct Voice {
     /// Since when without a gap, and the last time.
     spoken: Option<(BootTime, BootTime)>,
-    /// When it said what, by the numbers of its heartbeats.
-    said: BTreeMap<u64, BootTime>,
-    /// When it said the last that came back to it.
-    heard: Option<BootTime>,
+    /// Its heartbeats, by their numbers.
+    pub beats: Echo,
+}
+
+/// When something was sent, and of what is known that it arrived.
+#[derive(Debug, Default)]
+pub struct Echo {
+    sent: BTreeMap<u64, BootTime>,
+    /// The last of those that were answered.
+    answered: Option<BootTime>,
+}
+
+impl Echo {
+    pub fn sends(&mut self, number: u64, now: BootTime) {
+        self.sent.insert(number, now);
+    }
+
+    pub fn comes_back(&mut self, number: u64) {
+        self.answered = self.answered.max(self.sent.get(&number).copied());
+    }
+
+    /// How long ago the last was sent that came back.
+    pub fn age(&self, now: BootTime) -> Option<Duration> {
+        self.answered.map(|sent| now.since(sent))
+    }
 }
 
 impl Voice {
     /// It says that it is there, or that it leaves.
     pub fn speaks(&mut self, now: BootTime, beat: &Heartbeat) {
-        self.said.insert(beat.number, now);
+        self.beats.sends(beat.number, now);
         self.spoken = match self.spoken {
             _ if beat.leaving => None,
             Some((since, last)) if now.since(last) <= GAP_MAX => Some((since, now)),
@@ -112,19 +136,9 @@ impl Voice {
         };
     }
 
-    /// It hears what it said.
-    pub fn hears_itself(&mut self, beat: &Heartbeat) {
-        self.heard = self.heard.max(self.said.get(&beat.number).copied());
-    }
-
     /// For how long it has been saying that it is there.
     pub fn spoken_for(&self, now: BootTime) -> Option<Duration> {
         self.spoken.map(|(since, _)| now.since(since))
-    }
-
-    /// How long ago it said the last that came back.
-    pub fn heard_ago(&self, now: BootTime) -> Option<Duration> {
-        self.heard.map(|heard| now.since(heard))
     }
 }
 

@@ -338,9 +338,12 @@ impl World {
         let it = &mut daemons[daemon];
         let Some(process) = &mut it.process else { return };
         let is_draining = matches!(input, Input::Drain);
+        if let Input::News(News::Election(ticket, election::Answer::Stored(_))) = &input {
+            it.writes.comes_back(*ticket);
+        }
         if let Input::News(News::Said(from, beat)) = &input {
             if *from == daemon {
-                it.voice.hears_itself(beat);
+                it.voice.beats.comes_back(beat.number);
             }
             match beat.leaving {
                 true => drop(self.heard.remove(&(daemon, *from))),
@@ -439,6 +442,8 @@ impl World {
                 }
                 Post::Discovery => self.discovery(broker, back),
                 Post::Election(ticket, request) => {
+                    let it = &mut self.daemons[daemon];
+                    it.writes.sends(ticket, it.clock.boot(self.now));
                     if self.brokers.reaches(broker, self.brokers.bucket.at) {
                         self.convey(daemon, Event::Bucket { back, ticket, request });
                     } else if self.rng.bool() {
