@@ -1175,6 +1175,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     /// Time in which a helper has certainly run, for tests that need a node's time to end after that.
     const HELPER_RUNS: Duration = Duration::from_secs(3);
+    /// Time in which a node whose own is up has certainly ended.
+    const SHORT_WHILE: Duration = Duration::from_millis(500);
     const ALL_FEATURES: &str = "features: {jwt: true, pki: true}";
     const CONFIGURE: &str = r#"echo '{"configuration":{"plugin.choria.server.provision":"0"}}'"#;
 
@@ -2011,16 +2013,83 @@ mod tests {
             let report = site.provision();
             assert_eq!(report.outcome, Outcome::Stopped(Closed::Aborted), "{report:?}");
         });
+    }
 
-        // The connection was lost, and did not come back while the node had time.
-        let site = Site::new("", CONFIGURE);
-        let probed = site.probed(HELPER_RUNS);
-        site.answers("configure", |site, _| {
+    /// Of a connection that is lost at one step and not made again while the node has time. Whoever is configured has all
+    /// the time it needs.
+    #[test]
+    fn a_node_that_had_no_connection_for_all_its_time_is_not_to_blame_at_any_step() {
+        let plain = || Site::new(ALL_FEATURES, CONFIGURE);
+        let upgrading = || {
+            let site = Site::new(UPGRADES, &upgrade_to("0.31.0"));
+            site.answer("inventory", &upgradable());
+            site
+        };
+        let asked: [(&str, &(dyn Fn() -> Site + Sync)); 6] = [
+            ("jwt", &plain),
+            ("gen25519", &|| Site::issuer(CONFIGURE)),
+            ("gencsr", &plain),
+            ("release_update", &upgrading),
+            ("configure", &plain),
+            ("restart", &plain),
+        ];
+        thread::scope(|scope| {
+            for (action, site) in asked {
+                scope.spawn(move || check_without_connection_at(action, &site()));
+            }
+        });
+    }
+
+    fn check_without_connection_at(action: &str, site: &Site) {
+        let (lost, is_lost) = bounded(1);
+        site.answers(action, move |site, asked| {
+            // The second time there is a connection.
+            if lost.try_send(()).is_err() {
+                return vec![asked.reply(&site.usual(&asked.action))];
+            }
             site.context_gate().close(Reason::Disconnected);
             Vec::new()
         });
-        let report = provision(&site.context, probed, &mut Unhurried(never()));
+        let probed = site.probed(HELPER_RUNS);
+        let deadline = probed.deadline;
+        let report = thread::scope(|scope| {
+            scope.spawn(|| {
+                at(deadline + SHORT_WHILE).recv().unwrap();
+                site.context_gate().open(Reason::Disconnected);
+            });
+            provision(&site.context, probed, &mut Unhurried(never()))
+        });
+        assert_eq!(is_lost.len(), 1, "{action} was asked");
+        let is_as_expected = match (action, &report.outcome) {
+            ("restart", Outcome::Provisioned { .. }) => true,
+            // It may have heard it, and be at it.
+            ("release_update", Outcome::UpgradeSent { .. }) => true,
+            ("restart" | "release_update", _) => false,
+            (_, outcome) => *outcome == Outcome::Stopped(Closed::Deadline),
+        };
+        assert!(is_as_expected, "{action}: {report:?}");
+        let times = site.actions().iter().filter(|asked| *asked == action).count();
+        assert_eq!(times, if action == "restart" { 2 } else { 1 }, "{action}");
+    }
+
+    #[test]
+    fn a_node_that_had_no_connection_since_its_helper_ran_is_not_to_blame() {
+        let site = Site::new("", &format!("echo started >go; cat back; {CONFIGURE}"));
+        for name in ["go", "back"] {
+            let made = std::process::Command::new("mkfifo").arg(site.path(name)).status().unwrap();
+            assert!(made.success());
+        }
+        let probed = site.probed(HELPER_RUNS);
+        let report = thread::scope(|scope| {
+            scope.spawn(|| {
+                site.read("go");
+                site.context_gate().close(Reason::Disconnected);
+                site.write("back", "");
+            });
+            provision(&site.context, probed, &mut Unhurried(never()))
+        });
         assert_eq!(report.outcome, Outcome::Stopped(Closed::Deadline), "{report:?}");
+        assert_eq!(site.actions(), ["inventory"]);
     }
 
     #[test]
