@@ -22,7 +22,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Number;
 use serde_json::value::RawValue;
 
-use super::keyed::ProvedKey;
+use super::proof::ProvedKey;
 use crate::helper::fold;
 use crate::jwt::seconds;
 use crate::jwt::server::{Issuer, Permissions, Server};
@@ -356,10 +356,9 @@ mod tests {
     use super::{Defaults, Expiry, Warning, merge};
     use crate::jwt::server::{Issuer, Permissions, Server};
     use crate::jwt::testing::{self, SERVER, SIGNER, SIGNER_SEED, chain_of};
-    use crate::node::keyed::ProvedKey;
+    use crate::node::proof::testing::proved;
     use crate::protocol::Identity;
     use crate::protocol::json::hostile;
-    use crate::rpc::actions::Gen25519Reply;
 
     const NOW: i64 = 1_760_000_000;
     const YEAR: i64 = 365 * 24 * 3_600;
@@ -592,22 +591,11 @@ mod tests {
         let validity = Duration::from_secs(YEAR as u64);
         let defaults = Defaults { issuer, validity, unix_time: NOW };
         let identity = Identity::parse("n1.example.net").unwrap();
-        merge(&identity, &key(), wishes.as_deref(), &configuration, &defaults, warn)
+        merge(&identity, &proved(""), wishes.as_deref(), &configuration, &defaults, warn)
     }
 
     fn chain_issuer() -> Issuer {
         Issuer::check(SIGNER_SEED, Some(SIGNER), NOW).unwrap()
-    }
-
-    fn key() -> ProvedKey {
-        use ed25519_dalek::Signer as _;
-        let node = testing::node();
-        let reply = Gen25519Reply {
-            public_key: node.verifying_key().to_bytes(),
-            directory: String::new(),
-            signature: node.sign(b"nonce").to_bytes(),
-        };
-        ProvedKey::check("nonce", reply).unwrap()
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! are `rpc`'s. What an outcome means for the node's future is the registry's.
 
 pub mod claims;
-pub mod keyed;
 pub mod lint;
+pub mod proof;
+pub mod server_jwt;
 pub mod stand_in;
 pub mod step;
 pub mod upgrade;
@@ -46,8 +47,9 @@ use crate::rpc::{
 use crate::shutdown::Never;
 use crate::transport::PublishError;
 
-use self::keyed::{Challenge, Keyed, Signer};
-use self::step::{BadAnswer, Decision, Described, Plan, Ready, Refusal, Verified};
+use self::proof::Challenge;
+use self::server_jwt::Signer;
+use self::step::{BadAnswer, Decision, Described, Keyed, Plan, Ready, Refusal, Verified};
 use self::upgrade::{Policy, Problem};
 
 /// What every attempt needs.

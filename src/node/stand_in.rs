@@ -66,7 +66,7 @@ pub fn gencsr(name: &str) -> Result<GenCsrReply, ErrorStack> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::keyed::ProvedKey;
+    use crate::node::proof::ProvedKey;
     use crate::pki::csr::Csr;
 
     #[test]

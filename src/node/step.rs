@@ -18,8 +18,9 @@ use crate::protocol::Identity;
 use crate::rpc::actions::{GenCsrReply, InventoryReply, JwtReply};
 
 use super::claims::{self, Warning};
-use super::keyed::{Candidate, Keyed, NotProved, ProvedKey, Unsigned};
 use super::lint::{self, Finding, Severity};
+use super::proof::{NotProved, ProvedKey};
+use super::server_jwt::{Candidate, Signer, Unsigned};
 use super::upgrade::Reported;
 
 /// A node we may talk to: it showed a valid provisioning JWT, or the site does not ask for one.
@@ -74,6 +75,23 @@ impl Verified {
     pub fn token(&self) -> Option<&ProvisioningToken> {
         self.token.as_ref().map(|shown| &shown.token)
     }
+
+    /// Takes the key that the node proved to hold, for which `signer` will sign.
+    pub fn with_key(self, key: ProvedKey, signer: Signer) -> Keyed {
+        Keyed { verified: self, candidate: Some(Candidate { key, signer }) }
+    }
+
+    /// A node of a site that signs for no keys.
+    pub fn without_key(self) -> Keyed {
+        Keyed { verified: self, candidate: None }
+    }
+}
+
+/// A verified node, with the key that it proved to hold if the site signs for such keys.
+#[derive(Debug)]
+pub struct Keyed {
+    verified: Verified,
+    candidate: Option<Candidate>,
 }
 
 impl Keyed {
@@ -154,7 +172,7 @@ impl Ready {
 
     /// The key the node proved to hold, if it was asked for one.
     pub fn key(&self) -> Option<&ProvedKey> {
-        self.described.keyed.candidate.as_ref().map(Candidate::key)
+        self.described.keyed.candidate.as_ref().map(|candidate| &candidate.key)
     }
 
     /// Decides what the helper's answer means for the node: `defer` goes before `shutdown`, and both before a configuration.
@@ -396,7 +414,6 @@ mod tests {
     use std::error::Error as _;
     use std::time::Duration;
 
-    use ed25519_dalek::Signer as _;
     use regex::Regex;
     use serde_json::{Value, json};
 
@@ -405,12 +422,13 @@ mod tests {
     use crate::helper::Answer;
     use crate::jwt::server::{self, Issuer};
     use crate::jwt::testing::{self, NOW};
-    use crate::node::keyed::{ProvedKey, Signer};
     use crate::node::lint::testing::{self as certificates, Ca, public_key};
     use crate::node::lint::{Room, Site};
+    use crate::node::proof::testing::proved;
+    use crate::node::server_jwt::Signer;
     use crate::pki::ecdh::Ephemeral;
     use crate::protocol::Identity;
-    use crate::rpc::actions::{Gen25519Reply, GenCsrReply, InventoryReply, JwtReply};
+    use crate::rpc::actions::{GenCsrReply, InventoryReply, JwtReply};
 
     /// Some node's half of an exchange.
     const NODE_PUBLIC: &str = "675dd574ed7789310b3d2e7681f3790b466c773b1521fecf36577958371ea52f";
@@ -558,14 +576,8 @@ mod tests {
     fn a_node_that_proved_a_key_gets_a_server_jwt_for_it() {
         let issuer = Issuer::check(testing::SIGNER_SEED, Some(testing::SIGNER), NOW).unwrap();
         let keyed = || {
-            let key = testing::node();
-            let signature = key.sign(b"nonce").to_bytes();
-            let public_key = key.verifying_key().to_bytes();
-            let directory = "/etc/choria".to_owned();
-            let reply = Gen25519Reply { public_key, directory, signature };
             let signer = Signer { issuer: issuer.clone(), validity: Duration::from_secs(86_400) };
-            let key = ProvedKey::check("nonce", reply).unwrap();
-            let keyed = Verified::unasked(node()).with_key(key, signer);
+            let keyed = Verified::unasked(node()).with_key(proved("/etc/choria"), signer);
             keyed.described(inventory()).without_csr()
         };
         let enrollment = Enrollment::OrganizationIssuer;

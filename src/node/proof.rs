@@ -1,20 +1,14 @@
-//! The key a node makes for itself, the proof that it holds the private half, and the server JWT that only such a key can get.
+//! The key a node makes for itself, and the proof that it holds the private half.
 //!
 //! The node signs a nonce of ours. That binds the key to our question and to nothing else: which node answered is for `rpc` to say. A node
-//! makes another key whenever it is asked, so only the last answer's is worth anything. Pure: randomness and time are arguments.
+//! makes another key whenever it is asked, so only the last answer's is worth anything. Pure: randomness is an argument.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use ed25519_dalek::{Signature, VerifyingKey};
 use serde_json::value::RawValue;
 
-use super::claims::{self, Defaults, Warning};
-use super::step::Verified;
 use crate::jwt::hex;
-use crate::jwt::server::{IssueError, Issued, Issuer, Server};
-use crate::protocol::Identity;
 use crate::rpc::actions::{Action, BadReply, Call, Gen25519, Gen25519Reply};
 
 /// What a node signs: a text that was never used before.
@@ -115,92 +109,6 @@ impl ProvedKey {
     }
 }
 
-/// A verified node, with the key that it proved to hold if the site signs for such keys.
-#[derive(Debug)]
-pub struct Keyed {
-    /// The state before.
-    pub(super) verified: Verified,
-    /// The key.
-    pub(super) candidate: Option<Candidate>,
-}
-
-impl Verified {
-    /// Takes the key that the node proved to hold, for which `signer` will sign.
-    pub fn with_key(self, key: ProvedKey, signer: Signer) -> Keyed {
-        Keyed { verified: self, candidate: Some(Candidate { key, signer }) }
-    }
-
-    /// A node of a site that signs for no keys.
-    pub fn without_key(self) -> Keyed {
-        Keyed { verified: self, candidate: None }
-    }
-}
-
-/// What signs server JWTs: as it was when the node was begun, whatever becomes of the files meanwhile.
-#[derive(Debug)]
-pub struct Signer {
-    /// The key, and our place in the trust chain.
-    pub issuer: Issuer,
-    /// How long a token is valid unless something else is wished.
-    pub validity: Duration,
-}
-
-/// A key that was proved, and what will sign for it once the helper has said how.
-#[derive(Debug)]
-pub struct Candidate {
-    key: ProvedKey,
-    signer: Signer,
-}
-
-impl Candidate {
-    /// The key.
-    pub fn key(&self) -> &ProvedKey {
-        &self.key
-    }
-
-    /// Describes the node `identity` as its server JWT shall do: see [`claims::merge`].
-    ///
-    /// # Errors
-    ///
-    /// [`claims::Error`]
-    pub fn described(
-        self,
-        identity: &Identity,
-        wishes: Option<&RawValue>,
-        configuration: &BTreeMap<String, String>,
-        unix_time: i64,
-        warn: &mut dyn FnMut(Warning),
-    ) -> Result<Unsigned, claims::Error> {
-        let Candidate { key, signer: Signer { issuer, validity } } = self;
-        let defaults = Defaults { issuer: &issuer, validity, unix_time };
-        let server = claims::merge(identity, &key, wishes, configuration, &defaults, warn)?;
-        Ok(Unsigned { server, issuer })
-    }
-}
-
-/// A server JWT for a key that was proved, before it is signed.
-#[derive(Debug)]
-pub struct Unsigned {
-    server: Server,
-    issuer: Issuer,
-}
-
-impl Unsigned {
-    /// The organization it is for.
-    pub fn organization(&self) -> &str {
-        &self.server.organization
-    }
-
-    /// Signs it at `now`, in seconds since 1970, under an id made of these random bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`IssueError`]
-    pub fn sign(&self, now: i64, random: [u8; 16]) -> Result<Issued, IssueError> {
-        self.issuer.issue(&self.server, now, random)
-    }
-}
-
 /// Why a node's key was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotProved {
@@ -222,23 +130,33 @@ impl fmt::Display for NotProved {
 impl std::error::Error for NotProved {}
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::time::Duration;
+pub(super) mod testing {
+    use ed25519_dalek::Signer as _;
 
+    use super::ProvedKey;
+    use crate::jwt::testing;
+    use crate::rpc::actions::Gen25519Reply;
+
+    /// The key of [`testing::node`], which keeps it in `directory`.
+    pub(in crate::node) fn proved(directory: &str) -> ProvedKey {
+        let (node, nonce) = (testing::node(), "nonce");
+        let reply = Gen25519Reply {
+            public_key: node.verifying_key().to_bytes(),
+            directory: directory.to_owned(),
+            signature: node.sign(nonce.as_bytes()).to_bytes(),
+        };
+        ProvedKey::check(nonce, reply).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
     use ed25519_dalek::{Signature, Signer as _, Verifier as _, VerifyingKey};
     use serde_json::Value;
-    use serde_json::value::RawValue;
 
-    use super::{Challenge, Nonce, NotProved, ProvedKey, Signer};
-    use crate::jwt::server::Issuer;
+    use super::{Challenge, Nonce, NotProved, ProvedKey};
     use crate::jwt::testing;
-    use crate::node::step::Verified;
-    use crate::protocol::Identity;
     use crate::rpc::actions::{Call as _, Gen25519Reply};
-
-    /// When [`testing::SERVER`] was made.
-    const MADE: i64 = 1_760_000_000;
 
     const NONCE: &str = "0f6b1c2d3e4f4a5b8c9d0e1f2a3b4c5d";
     const PUBLIC_KEY: &str = "2543b92ff1095511476adc8369db6ddc933665a11978dda1404ee1066ca9559d";
@@ -268,28 +186,6 @@ mod tests {
         assert_eq!(asked.check(good.clone()).unwrap().directory(), "/etc/choria");
         let other = Challenge::new([0xa6; 16], "s3cret");
         assert_eq!(other.check(good).unwrap_err(), NotProved::Signature);
-    }
-
-    #[test]
-    fn signs_for_the_proved_key_under_the_name_of_the_node() {
-        let issuer = Issuer::check(testing::SIGNER_SEED, Some(testing::SIGNER), MADE).unwrap();
-        let signer = Signer { issuer, validity: Duration::from_secs(240_000_000) };
-        let identity = Identity::parse("n1.example.net").unwrap();
-        let key = ProvedKey::check(NONCE, reply()).unwrap();
-        let keyed = Verified::unasked(identity.clone()).with_key(key.clone(), signer);
-        let candidate = keyed.candidate.unwrap();
-        assert_eq!(candidate.key(), &key);
-
-        let wishes = r#"{"permissions":{"streams":true,"submission":true}}"#.to_owned();
-        let wishes = RawValue::from_string(wishes).unwrap();
-        let provider = ("plugin.security.provider".to_owned(), "choria".to_owned());
-        let settings = BTreeMap::from([provider]);
-        let unsigned =
-            candidate.described(&identity, Some(&wishes), &settings, MADE, &mut |_| ()).unwrap();
-        assert_eq!(unsigned.sign(MADE, [0x22; 16]).unwrap().text, testing::SERVER);
-        assert!(!format!("{unsigned:?}").contains(testing::SIGNER_SEED));
-        let too_late = unsigned.sign(2_000_000_000, [0x22; 16]).unwrap_err();
-        assert_eq!(too_late.to_string(), "the server JWT would have expired already");
     }
 
     #[test]
