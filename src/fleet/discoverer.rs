@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 
 use crate::clock::unix_time;
 use crate::fleet::current::Current;
-use crate::fleet::registry::{self, Sighted, Sighting};
+use crate::fleet::registry::{Sighted, Sighting};
 use crate::fleet::roster::Roster;
+use crate::fleet::tally::STALE;
 use crate::gate::{Gate, RECONNECT_GRACE, Reason};
 use crate::metrics::Metrics;
 use crate::protocol::Identity;
@@ -208,7 +209,7 @@ impl Setup {
         for identity in stale {
             let node = identity.as_str();
             log::info!(component = node, node; "Forgetting {node}: two discoveries have missed it");
-            self.metrics.outcomes.with_label_values(&[registry::STALE]).inc();
+            self.metrics.outcomes.with_label_values(&[STALE]).inc();
         }
     }
 }
@@ -220,6 +221,7 @@ mod tests {
     use crossbeam_channel::bounded;
 
     use super::*;
+    use crate::fleet::registry;
     use crate::rpc::testing::Net;
 
     const SOON: Duration = Duration::from_secs(20);

@@ -9,8 +9,9 @@ use crossbeam_channel::{Receiver, select_biased, tick};
 
 use crate::fleet::audit::{Entry, Trail};
 use crate::fleet::history::{Ended, History};
-use crate::fleet::registry::{Key, Next, Tally};
+use crate::fleet::registry::{Key, Next};
 use crate::fleet::roster::Roster;
+use crate::fleet::tally::Tally;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::node::Report;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::fleet::registry::Tally;
+use crate::fleet::tally::Tally;
 use crate::node::{Outcome, Report};
 use crate::protocol::Identity;
 
@@ -258,7 +258,7 @@ mod tests {
     fn note(history: &History, attempt: u32, outcome: Outcome, steps: &[&'static str]) {
         let now = Instant::now();
         let steps = steps.iter().map(|step| (*step, Duration::ZERO)).collect();
-        let tally = crate::fleet::registry::tally(&outcome);
+        let tally = Tally::of(&outcome);
         let report = Report { steps, ..Report::new(outcome, "because") };
         let ended = Ended {
             at: now,

@@ -9,7 +9,7 @@
 //! | [`registry`], behind the lock of [`roster`] | what we know of it; decides what becomes of a sighting and of an outcome |
 //! | [`prober`] | asks it for its inventory, with many others; the silent ones end here |
 //! | [`worker`] | provisions it, one node at a time |
-//! | [`finisher`] | writes the outcome into the registry, [`history`] and [`audit`] log |
+//! | [`finisher`] | writes the outcome into the registry, [`history`] and [`audit`] log; [`tally`] says what it counts as |
 //!
 //! Beside them [`election`] or [`peers`] decides whether it is ours, where there are several daemons ([`standing`] has what the two
 //! share); [`current`] holds the settings in force, and [`skew`] notes whether nodes say that our clock is off.
@@ -29,4 +29,5 @@ pub mod roster;
 mod simulation;
 pub mod skew;
 pub mod standing;
+pub mod tally;
 pub mod worker;

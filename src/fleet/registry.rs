@@ -18,19 +18,21 @@
 //! Every operation costs O(log n) at most, but for [`Registry::reload`] and [`Registry::clear`]; whoever wants to see all
 //! nodes reads them in parts with [`Registry::visit`]. A known node costs less than 400 bytes, its last error included.
 
+mod entry;
 #[cfg(test)]
 mod tests;
 
-use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{Hash, Hasher};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
+use crate::fleet::tally::Tally;
 use crate::gate::Closed;
 use crate::node::upgrade::Tries;
 use crate::node::{Outcome, Report};
 use crate::protocol::Identity;
+
+use self::entry::{Discoveries, Entry, Kept, Settled, State, last_error};
 
 /// How long a configured node is left alone: it restarts after a few seconds, and what it said before may come late.
 pub const SETTLING: Duration = Duration::from_secs(60);
@@ -62,16 +64,7 @@ const KNOWN_MAX: usize = 100_000;
 /// Nodes an operator may deny at a time: what a person types or a script of theirs lists.
 pub const DENIED_MAX: usize = 10_000;
 
-/// Stands for what is not kept of a reason.
-const CUT: &str = " … ";
-
-/// Bytes of a word that is dropped rather than cut.
-const WORD_MAX: usize = 12;
-
-/// Bytes of an error that is kept as it is, and of what is kept of a longer one when there is no room for more.
-const ERROR_BYTES_MAX: usize = 88;
-
-/// Bytes of all errors that are longer than that and kept whole: thousands of ordinary ones. A fleet that fails as one must not
+/// Bytes of all errors that are longer than a line and kept whole: thousands of ordinary ones. A fleet that fails as one must not
 /// cost more than that; the log has all.
 const LONG_ERRORS_BYTES_MAX: usize = 1 << 20;
 
@@ -150,17 +143,6 @@ pub struct Finished {
     pub next: Next,
 }
 
-/// The counters an outcome adds one to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tally {
-    /// `provisioned`.
-    pub provisioned: bool,
-    /// `provision_errors`.
-    pub provision_errors: bool,
-    /// The `outcome` label of `outcomes`.
-    pub outcome: Option<&'static str>,
-}
-
 /// The state after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
@@ -234,6 +216,25 @@ pub struct Node<'a> {
     pub failures: u16,
     /// Why it was not provisioned the last time; empty if it was not tried.
     pub last_error: &'a str,
+}
+
+impl<'a> Node<'a> {
+    fn of(identity: &'a Identity, entry: &'a Entry) -> Node<'a> {
+        Node {
+            identity,
+            state: match entry.state {
+                State::Queued { since, .. } => NodeState::Queued { since },
+                State::Working { since, .. } => NodeState::Working { since },
+                State::Settling { until, .. } => NodeState::Settling { until },
+                State::Waiting { due, .. } => NodeState::Waiting { due },
+            },
+            generation: entry.generation,
+            seen: entry.seen,
+            attempts: entry.attempts,
+            failures: entry.failures,
+            last_error: entry.last_error.as_deref().unwrap_or_default(),
+        }
+    }
 }
 
 /// A node's state, for people.
@@ -375,7 +376,7 @@ impl Registry {
             return self.sight_newcomer(identity, what, now, push);
         };
         entry.seen = now;
-        let news = entry.news(what);
+        let news = News::of(what, &mut entry);
         let sighted = match (&mut entry.state, news) {
             (State::Queued { announced, asks_again, .. }, News::Announced) => {
                 *announced = Some(now);
@@ -466,13 +467,13 @@ impl Registry {
             _ => None,
         };
         let is_excused = just_reconnected && report.outcome == Outcome::Unreachable;
-        let tally = if is_excused { Tally::default() } else { tally(&report.outcome) };
+        let tally = if is_excused { Tally::default() } else { Tally::of(&report.outcome) };
         if tally.outcome.is_some() {
             entry.attempts = entry.attempts.saturating_add(1);
         }
         if !matches!(report.outcome, Outcome::Stopped(_)) {
             let room = LONG_ERRORS_BYTES_MAX.saturating_sub(self.long_errors_bytes);
-            entry.last_error = error_text(report, &identity, room);
+            entry.last_error = last_error(report, &identity, room);
         }
         if let Outcome::UpgradeSent { version, from, .. } = &report.outcome {
             self.keep_upgrade(&identity, version, from, now);
@@ -626,7 +627,7 @@ impl Registry {
 
     /// What is known about one node.
     pub fn node(&self, identity: &Identity) -> Option<Node<'_>> {
-        self.entries.get_key_value(identity).map(|(identity, entry)| entry.describe(identity))
+        self.entries.get_key_value(identity).map(|(identity, entry)| Node::of(identity, entry))
     }
 
     /// Shows some nodes of one state, at most `max`, those behind `after` in an order that stays the same while nodes come
@@ -696,7 +697,7 @@ impl Registry {
 
     /// All known nodes, in no order.
     pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
-        self.entries.iter().map(|(identity, entry)| entry.describe(identity))
+        self.entries.iter().map(|(identity, entry)| Node::of(identity, entry))
     }
 
     fn sight_newcomer(
@@ -707,7 +708,8 @@ impl Registry {
         push: Push<'_>,
     ) -> Sighted {
         let mut entry = Box::new(Entry::new(now));
-        entry.news(what);
+        // Whatever it is, it is news; its id is noted to know a copy.
+        News::of(what, &mut entry);
         match self.queue(identity, &mut entry, now, push) {
             Some(key) => {
                 self.enter(identity.clone(), entry);
@@ -908,217 +910,16 @@ enum News {
     Wanted,
 }
 
-/// All that is known about one node. Times and texts are what makes it big, so it holds few of them.
-#[derive(Debug)]
-struct Entry {
-    generation: u64,
-    seen: Instant,
-    /// Digest of the last event's id, to know a copy that comes late.
-    event: Option<u64>,
-    state: State,
-    last_error: Option<Box<str>>,
-    attempts: u32,
-    /// In a row, whosever fault they were.
-    failures: u16,
-    /// Of these, its own, which lengthen its wait.
-    own_failures: u16,
-    /// The last failure was explained by a reboot.
-    is_excused: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum State {
-    Queued {
-        since: Instant,
-        announced: Option<Instant>,
-        asks_again: u8,
-    },
-    Working {
-        since: Instant,
-        announced: Option<Instant>,
-    },
-    Settling {
-        until: Instant,
-        settled: Settled,
-    },
-    Waiting {
-        due: Instant,
-        /// No startup event makes it due earlier.
-        firm: bool,
-    },
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Settled {
-    Configured {
-        /// An event before this was published before the restart.
-        late_until: Option<Instant>,
-    },
-    Upgraded,
-}
-
-impl Entry {
-    /// An entry that must be queued next.
-    fn new(now: Instant) -> Entry {
-        Entry {
-            generation: 0,
-            seen: now,
-            event: None,
-            state: State::Waiting { due: now, firm: false },
-            last_error: None,
-            attempts: 0,
-            failures: 0,
-            own_failures: 0,
-            is_excused: false,
-        }
-    }
-
-    /// Notes an event's id; a copy of the last event is no news.
-    fn news(&mut self, what: Sighting<'_>) -> News {
-        match what {
+impl News {
+    /// What `sighting` tells about the node of `entry`, which notes it; a copy of the last event is no news.
+    fn of(sighting: Sighting<'_>, entry: &mut Entry) -> News {
+        match sighting {
             Sighting::Discovery | Sighting::LateAnswer => News::Seen,
             Sighting::Operator => News::Wanted,
-            Sighting::Event { id, .. } => {
-                let event = Some(digest(id));
-                if self.event == event && !id.is_empty() {
-                    return News::Seen;
-                }
-                self.event = event;
-                News::Announced
-            }
+            Sighting::Event { id } if entry.hear(id) => News::Announced,
+            Sighting::Event { .. } => News::Seen,
         }
     }
-
-    fn settle(&mut self, until: Instant, settled: Settled) {
-        self.attempts = 0;
-        (self.failures, self.own_failures) = (0, 0);
-        self.is_excused = false;
-        self.state = State::Settling { until, settled };
-    }
-
-    /// Bytes of an error that is kept though it is long.
-    fn long_error_bytes(&self) -> usize {
-        let len = self.last_error.as_deref().map_or(0, str::len);
-        if len > ERROR_BYTES_MAX { len } else { 0 }
-    }
-
-    fn wait(&mut self, due: Instant) {
-        self.state = State::Waiting { due, firm: false };
-    }
-
-    fn describe<'a>(&'a self, identity: &'a Identity) -> Node<'a> {
-        Node {
-            identity,
-            state: match self.state {
-                State::Queued { since, .. } => NodeState::Queued { since },
-                State::Working { since, .. } => NodeState::Working { since },
-                State::Settling { until, .. } => NodeState::Settling { until },
-                State::Waiting { due, .. } => NodeState::Waiting { due },
-            },
-            generation: self.generation,
-            seen: self.seen,
-            attempts: self.attempts,
-            failures: self.failures,
-            last_error: self.last_error.as_deref().unwrap_or_default(),
-        }
-    }
-}
-
-/// What outlives an entry.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    changed: Instant,
-    returns: u32,
-    upgrade: Option<Tries>,
-}
-
-impl Kept {
-    fn new(now: Instant) -> Kept {
-        Kept { changed: now, returns: 0, upgrade: None }
-    }
-}
-
-/// When the discoveries that count began.
-#[derive(Debug, Default)]
-struct Discoveries {
-    running: Option<Instant>,
-    last_completed: Option<Instant>,
-}
-
-impl Discoveries {
-    /// Ends the running one; says since when a node must have been silent to be missed by it and the one before.
-    fn complete(&mut self) -> Option<Instant> {
-        let started = self.running.take()?;
-        self.last_completed.replace(started)
-    }
-}
-
-/// Which counters an outcome adds to.
-pub fn tally(outcome: &Outcome) -> Tally {
-    let good = |label| Tally { provisioned: true, provision_errors: false, outcome: Some(label) };
-    let bad = |label| Tally { provisioned: false, provision_errors: true, outcome: Some(label) };
-    let own = |label| Tally { provisioned: false, provision_errors: false, outcome: Some(label) };
-    match outcome {
-        Outcome::Provisioned { .. } => good("provisioned"),
-        Outcome::UpgradeSent { .. } => good("upgrade_sent"),
-        Outcome::UpgradeStuck { .. } => bad("upgrade_stuck"),
-        Outcome::ShutDown => good("shutdown"),
-        Outcome::Deferred => own("deferred"),
-        Outcome::Busy => own("busy"),
-        Outcome::HelperFailed => bad("helper_failed"),
-        Outcome::WrongToken => bad("wrong_token"),
-        Outcome::Misconfigured => bad("misconfigured"),
-        Outcome::Unreachable => bad("unreachable"),
-        Outcome::Refused => bad("refused"),
-        Outcome::Failed => bad("failed"),
-        Outcome::NotProvisioning => own("not_provisioning"),
-        Outcome::Stopped(_) => Tally::default(),
-    }
-}
-
-/// The `outcome` label of the nodes that [`Registry::discovery_completed`] returns.
-pub const STALE: &str = "stale";
-
-/// What is kept of an attempt's reason, in `room` bytes if it is long.
-fn error_text(report: &Report, identity: &Identity, room: usize) -> Option<Box<str>> {
-    let Tally { provisioned, outcome, .. } = tally(&report.outcome);
-    if provisioned {
-        return None;
-    }
-    if report.reason.is_empty() {
-        return outcome.map(Into::into);
-    }
-    // Whoever reads it knows of which node it is, and there may be little room.
-    let reason = report.reason.replace(&format!(": {identity}: "), ": ");
-    match reason.len() <= room {
-        true => Some(reason.into()),
-        false => Some(without_middle(&reason).into()),
-    }
-}
-
-/// As much of a reason as fits on a line: it begins with what was tried and ends with the cause, so what is between can best be missed.
-pub fn without_middle(reason: &str) -> String {
-    if reason.len() <= ERROR_BYTES_MAX {
-        return reason.to_owned();
-    }
-    let half = (ERROR_BYTES_MAX - CUT.len()) / 2;
-    let (mut head, mut tail) = (half, reason.len() - half);
-    while !reason.is_char_boundary(head) {
-        head -= 1;
-    }
-    while !reason.is_char_boundary(tail) {
-        tail += 1;
-    }
-    // Between words, where there are any nearby.
-    head -= reason[..head]
-        .bytes()
-        .rev()
-        .take(WORD_MAX)
-        .position(|byte| byte == b' ')
-        .map_or(0, |at| at + 1);
-    tail +=
-        reason[tail..].bytes().take(WORD_MAX).position(|byte| byte == b' ').map_or(0, |at| at + 1);
-    [&reason[..head], CUT, &reason[tail..]].concat()
 }
 
 /// The first of an index, if its time passes `test`.
@@ -1138,11 +939,4 @@ fn remove(
     let element = (at, identity);
     let was_there = index.remove(&element);
     (element.1, was_there)
-}
-
-/// Stands for a text that is only ever compared. Whoever finds two texts with one digest gains nothing by it.
-fn digest(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::fleet::registry::without_middle;
+use crate::errors::without_middle;
 use crate::ops::command::{Change, Command, Reload};
 use crate::ops::status::{Listed, Nodes, Peer, Peers, Query, Status, Which};
 use crate::ops::text::{Count, Number, Plain, Span};

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use form_urlencoded::Serializer;
 use openssl::sha::sha256;
 
-use crate::fleet::registry::without_middle;
+use crate::errors::without_middle;
 use crate::ops::status::{
     Limit, Listed, NODES_MAX, Nodes, Outcome, Peer, Peers, Query, Sort, State, Status, Which,
     Worker, WrongLimit,

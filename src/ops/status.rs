@@ -1175,6 +1175,7 @@ mod tests {
     use super::*;
     use crate::fleet::registry::{Key, Limits, Sighted, Sighting};
     use crate::fleet::roster::Queues;
+    use crate::fleet::tally::Tally;
     use crate::node::{Outcome as Ending, Report};
     use crate::rpc::testing::Net;
 
@@ -1332,7 +1333,7 @@ mod tests {
         metrics.token_expires("signing", unix_time() + 30 * 24 * 3_600);
 
         let report = Report::new(Ending::HelperFailed, "exit code 1");
-        let tally = crate::fleet::registry::tally(&report.outcome);
+        let tally = Tally::of(&report.outcome);
         for times in 1..=3 {
             assert_eq!(ready(), (true, String::new()), "{times}");
             let ended = Ended {

@@ -1,6 +1,7 @@
 //! What becomes of a node in each state at each sighting and outcome, and that no number of them breaks a bound.
 
 use super::*;
+use crate::errors::{BRIEF_BYTES_MAX, without_middle};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(30 * 60);
@@ -122,7 +123,7 @@ fn nothing_is_kept_for_later_when_the_gate_is_lost() {
         working(&mut world);
         world.gate_lost = true;
         let finished = world.finish(outcome.clone());
-        assert_eq!(finished, Finished { tally: tally(&outcome), next: Next::Absent });
+        assert_eq!(finished, Finished { tally: Tally::of(&outcome), next: Next::Absent });
         assert_eq!(world.state(), "absent");
     }
 }
@@ -248,7 +249,7 @@ fn the_prober_ends_a_node_that_no_worker_took() {
     let mut world = World::new();
     queued(&mut world);
     let finished = world.finish(Outcome::Unreachable);
-    assert_eq!(finished.tally, tally(&Outcome::Unreachable));
+    assert_eq!(finished.tally, Tally::of(&Outcome::Unreachable));
     assert_eq!(world.state(), "Waiting 0");
     assert_eq!(world.node().failures, 1);
 }
@@ -382,7 +383,7 @@ fn a_node_that_is_denied_while_it_is_worked_on_is_finished_counted_and_forgotten
         assert!(world.registry.is_current(&key), "it goes on");
         assert_eq!(world.sight(EVENT), Sighted::Denied);
         let finished = world.finish(outcome.clone());
-        assert_eq!(finished, Finished { tally: tally(&outcome), next: Next::Absent });
+        assert_eq!(finished, Finished { tally: Tally::of(&outcome), next: Next::Absent });
         world.check();
     }
 }
@@ -551,7 +552,7 @@ fn a_key_whose_time_has_passed_holds_nothing() {
     let key = world.key();
     assert!(world.registry.take(&key, world.now).is_some());
     assert_eq!(world.registry.take(&key, world.now), None, "taken only once");
-    assert_eq!(world.finish(Outcome::Deferred).tally, tally(&Outcome::Deferred));
+    assert_eq!(world.finish(Outcome::Deferred).tally, Tally::of(&Outcome::Deferred));
     assert!(!world.registry.is_current(&key));
     assert_eq!(world.finish(Outcome::Deferred), nothing, "finished only once");
 }
@@ -629,7 +630,7 @@ fn a_long_error_keeps_its_beginning_and_its_end_and_is_cut_between_characters() 
         world.registry.long_errors_bytes = LONG_ERRORS_BYTES_MAX - 4;
         world.registry.finish(&world.key(), &report, world.now, false, false, &mut |_, _| true);
         let kept = world.node().last_error.len();
-        assert!((ERROR_BYTES_MAX - 7..=ERROR_BYTES_MAX).contains(&kept), "{kept}");
+        assert!((BRIEF_BYTES_MAX - 7..=BRIEF_BYTES_MAX).contains(&kept), "{kept}");
     }
     let reason = format!("could not fetch CSR: {}of this: timed out", "because ".repeat(50));
     assert_eq!(
@@ -706,7 +707,7 @@ fn a_known_node_is_small() {
             + set_slot * 11 / 6 // So is a tree filled in order: 6 of 11 slots.
             + allocated(size_of::<Entry>())
             + allocated(identity)
-            + allocated(ERROR_BYTES_MAX);
+            + allocated(BRIEF_BYTES_MAX);
     assert!(node < 400, "{node} bytes");
 }
 
