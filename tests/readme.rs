@@ -172,8 +172,8 @@ fn every_outcome_is_in_the_row_of_its_metric() {
     let readme = read("README.md");
     let row = readme.lines().find(|line| line.starts_with("| `outcomes_total` |"));
     let row = row.expect("the metric has a row");
-    let code = read("src/fleet/registry.rs");
-    let (_, tally) = code.split_once("pub fn tally(").expect("the registry says what counts");
+    let code = read("src/fleet/tally.rs");
+    let (_, tally) = code.split_once("match outcome {").expect("it says what each counts as");
     let labels = ["good", "bad", "own"].iter().flat_map(|kind| -> Vec<&str> {
         let call = format!("=> {kind}(\"");
         tally.split(&call).skip(1).map(|rest| rest.split('"').next().unwrap_or_default()).collect()
