@@ -231,13 +231,7 @@ impl Begun {
             Ok(answered) => answered,
             Err(reason) => {
                 let mut remarks = daemon.remarks;
-                if reason == SILENT {
-                    let ttl = Duration::from_secs(choria.ttl_secs.into());
-                    remarks.push(format!(
-                        "Somebody listens on its subject and says nothing: it hangs, or its clock and ours are {} or more apart",
-                        Span::of(ttl)
-                    ));
-                }
+                remarks.extend(hint(reason, choria.ttl_secs));
                 let (intent, steps) = (Err(reason.to_owned()), Vec::new());
                 let rehearsal = Rehearsal { intent, steps, remarks };
                 return Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&config)));
@@ -274,6 +268,21 @@ impl Begun {
         }
         helper.stop(abort);
         Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&context.config)))
+    }
+}
+
+/// Where to look for the cause of what the probe found.
+fn hint(reason: &str, ttl_secs: u32) -> Option<String> {
+    match reason {
+        GONE => Some(
+            "No node of this name waits to be provisioned: it is off, was provisioned already, or has another name"
+                .to_owned(),
+        ),
+        SILENT => Some(format!(
+            "Somebody listens on its subject and says nothing: it hangs, or its clock and ours are {} or more apart",
+            Span(ttl_secs.into())
+        )),
+        _ => None,
     }
 }
 

@@ -217,12 +217,20 @@ fn a_leader_that_steps_down_with_nobody_there_says_so_and_leads_again_long_befor
         let status = say_json(&daemon, &["status"]);
         let why = status["closed_by"][0]["text"].as_str().unwrap_or_default();
         status["election"] == "stepped_down"
-            && why.starts_with("stepped down: leads again in ")
+            && why.starts_with("stepped down: takes the lead back in ")
             && why.ends_with(" unless another takes over")
     });
     scene.wait_leads(&daemon);
     let status = say(&daemon, &["status"]);
     assert!(status.contains("\nElection    leader\n"), "{status}");
+    let second = scene.candidate("p2");
+    let status = say(&second, &["status"]);
+    let why = "\nWhy         standing by while another instance provisions\n";
+    assert!(status.contains(why), "{status}");
+    assert!(
+        status.contains("\nElection    candidate, another instance has the lead\n"),
+        "{status}"
+    );
 }
 
 #[test]

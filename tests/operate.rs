@@ -125,7 +125,11 @@ fn a_paused_daemon_begins_nothing_until_it_is_resumed() {
     let status = say_json(&daemon, &["status"]);
     assert_eq!((&status["state"], &status["ready"]), (&json!("paused"), &json!(false)));
     assert_eq!(status["closed_by"][0]["reason"], "operator");
-    assert!(say(&daemon, &["status"]).starts_with("State       paused by an operator for "));
+    let said = say(&daemon, &["status"]);
+    assert!(said.starts_with("State       paused by an operator for "), "{said}");
+    assert_eq!(said.matches("paused by an operator").count(), 1, "{said}");
+    let nobody = "No node with \"zzz\" in its name is known.\nThe daemon begins nothing: paused by an operator.\n";
+    assert_eq!(say(&daemon, &["nodes", "zzz"]), nobody);
     assert_eq!(daemon.get("/readyz").expect("the port answers").0, 503);
     assert_eq!(daemon.metric("paused"), 1.0);
     assert_eq!(fleet.provisioned(), 0);
@@ -144,7 +148,7 @@ fn a_pause_lets_a_node_in_work_finish_and_outlives_a_broken_connection() {
     let (begun, go_on) = (builder.dir().join("begun"), builder.dir().join("go-on"));
     let daemon = builder.helper(&waiting_helper(&begun, &go_on)).start();
     wait_until(SOON, "the helper runs", || begun.exists());
-    assert_eq!(say(&daemon, &["pause"]), "Paused; 1 in work are finished.\n");
+    assert_eq!(say(&daemon, &["pause"]), "Paused; 1 in work will be finished.\n");
     fs::write(&go_on, "").expect("the folder is ours");
     fleet.wait_all_provisioned(within(SOON)).expect("it is finished");
     broker.restart();

@@ -172,6 +172,8 @@ fn says_why_an_attempt_would_fail() {
         assert!(reason.contains(expected), "{reason}");
     };
     fails(&builder, "nobody.example.net", "nobody listens on the node's subject");
+    let (_, shown) = run(&builder, &["nobody.example.net"]);
+    assert!(remarks(&shown).contains("No node of this name waits to be provisioned"), "{shown}");
     let wrong_token = Daemon::builder(&broker.address()).set("token", "another");
     fails(&wrong_token, NODE, "Incorrect provision token supplied");
     let other_key =

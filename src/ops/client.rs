@@ -90,7 +90,7 @@ pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Erro
             // Who names one wants to know all of it.
             let is_whole = !query.name.is_empty();
             serde_json::from_str(result).map(|nodes: Nodes| match nodes.nodes.is_empty() {
-                true => nobody_text(query),
+                true => nobody_text(query) + &idle_text(path),
                 false => nodes_text(&nodes, is_whole),
             })
         }
@@ -144,8 +144,13 @@ fn status_text(status: &Status) -> String {
 fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     let Status { identity, site, version, counts, broker, discovery, helper, .. } = status;
     writeln!(out, "State       {} for {}", status.state.words(), Span(status.state_secs))?;
-    for problem in &status.problems {
-        writeln!(out, "Problem     {}", Plain(problem))?;
+    // What the state says need not be said again.
+    let rest = status.problems.iter().filter(|problem| *problem != status.state.words());
+    for problem in rest {
+        // That it stands by, or was paused, is as it should be.
+        let is_why = status.closed_by.iter().any(|closed| closed.text == *problem);
+        let label = if is_why { "Why" } else { "Problem" };
+        writeln!(out, "{label:<11} {}", Plain(problem))?;
     }
     write!(out, "Daemon      {}, version {}", Plain(identity), Plain(version))?;
     if !site.is_empty() {
@@ -247,6 +252,18 @@ fn write_status(out: &mut String, status: &Status) -> fmt::Result {
     Ok(())
 }
 
+/// Why a daemon that knows no node may be none the wiser; nothing if it does its work, or does not say.
+fn idle_text(path: &Path) -> String {
+    let answer = ask(path, &Command::Status {}, true);
+    let status = answer.ok().and_then(|answer| serde_json::from_str::<Status>(&answer).ok());
+    let closed_by = status.map(|status| status.closed_by).unwrap_or_default();
+    let why: Vec<&str> = closed_by.iter().map(|closed| closed.text.as_str()).collect();
+    if why.is_empty() {
+        return String::new();
+    }
+    format!("The daemon begins nothing: {}.\n", Plain(&why.join(", ")))
+}
+
 /// That there is no node as it was asked for, for a terminal.
 fn nobody_text(query: &Query) -> String {
     let named = match query.name.as_str() {
@@ -273,6 +290,9 @@ fn nodes_text(nodes: &Nodes, is_whole: bool) -> String {
         let time = match (for_secs, next_secs) {
             (Some(since), _) => format!("for {}", Span(*since)),
             (None, Some(0.0)) => "when seen".to_owned(),
+            (None, Some(left)) if *state == Which::Settling.word() => {
+                format!("for another {}", Span(*left))
+            }
             (None, Some(next)) => format!("in {}", Span(*next)),
             (None, None) => String::new(),
         };

@@ -193,7 +193,7 @@ impl Operator {
         let working = self.roster.registry().counts().working;
         done(match working {
             0 => "Paused; no node is in work.".into(),
-            _ => format!("Paused; {working} in work are finished."),
+            _ => format!("Paused; {working} in work will be finished."),
         })
     }
 

@@ -845,7 +845,10 @@ impl Observer {
             Some(Shown { role: Role::SteppedDown, takes_back_at, .. }) => match takes_back_at {
                 Some(at) => {
                     let left = secs(at.since(BootTime::now()));
-                    format!("stepped down: leads again in {} unless another takes over", Span(left))
+                    format!(
+                        "stepped down: takes the lead back in {} unless another takes over",
+                        Span(left)
+                    )
                 }
                 None => "stepped down: others may take over".into(),
             },
@@ -1295,7 +1298,7 @@ mod tests {
         let at = BootTime::now() + Duration::from_secs(3_600);
         let down = Shown { takes_back_at: Some(at), ..Shown::role(Role::SteppedDown) };
         let said = says(down);
-        assert!(said.starts_with("stepped down: leads again in "), "{said}");
+        assert!(said.starts_with("stepped down: takes the lead back in "), "{said}");
         assert_eq!(bench.observer.status().election, Election::SteppedDown);
         assert!(bench.observer.readiness().ready, "it stands by on purpose");
     }
