@@ -910,10 +910,14 @@ impl Observer {
 }
 
 impl Observer {
-    /// Workers that have a node beyond all its time. Whoever waits for the connection, or to lead again, waits on purpose.
+    /// Workers that have a node beyond all its time. Whoever waits for the connection, or until it is sure
+    /// that the node is ours, waits on purpose.
     fn stuck_workers(&self, now: Instant) -> Vec<String> {
         let Sources { gate, desks, worker_slack, .. } = &self.sources;
-        if gate.reasons().iter().any(|why| matches!(why, Reason::Disconnected | Reason::Standby)) {
+        let is_on_purpose = |why: &Reason| {
+            matches!(why, Reason::Disconnected | Reason::Standby | Reason::Listening)
+        };
+        if gate.reasons().iter().any(is_on_purpose) {
             return Vec::new();
         }
         let connected_at = gate.reconnected_at();
@@ -1379,6 +1383,24 @@ mod tests {
         assert_eq!(bench.observer.stuck(), [""; 0], "it has only just been connected again");
         gate.close(Reason::Operator);
         assert_eq!(bench.observer.stuck(), [""; 0]);
+    }
+
+    #[test]
+    fn whoever_waits_until_other_instances_were_heard_is_not_stuck() {
+        let bench = Bench::new();
+        let Sources { gate, desks, .. } = &bench.observer.sources;
+        let identity = Identity::parse("n1").unwrap();
+        let deadline = Instant::now() - Duration::from_secs(400);
+        let key = Key { identity: identity.clone(), generation: 1 };
+        let (thread, progress) = ("worker-1".to_owned(), Arc::default());
+        let desk = Desk { identity, attempt: 1, since: deadline, deadline, thread, progress };
+        let _late = desks.show(&key, desk);
+        bench.connect();
+        assert_eq!(bench.observer.stuck().len(), 1);
+        gate.listen();
+        assert_eq!(bench.observer.stuck(), [""; 0]);
+        gate.lead(BootTime::now() + Duration::from_secs(60));
+        assert_eq!(bench.observer.stuck().len(), 1);
     }
 
     #[test]
