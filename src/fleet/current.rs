@@ -17,33 +17,43 @@ const REASONS_KEPT: usize = 3;
 
 /// What nodes are provisioned with, until the next reload.
 pub struct Current {
-    context: RwLock<Arc<Context>>,
-    since: Mutex<Instant>,
-    /// When and why the last reload was refused, if it was.
-    refused: Mutex<Option<(Instant, String)>>,
+    state: RwLock<State>,
     watchers: Mutex<Vec<Sender<()>>>,
+}
+
+/// What changes with a reload, all at once.
+struct State {
+    context: Arc<Context>,
+    since: Instant,
+    /// When and why the last reload was refused, if it was.
+    refused: Option<(Instant, String)>,
+}
+
+impl State {
+    fn new(context: Context) -> State {
+        State { context: Arc::new(context), since: Instant::now(), refused: None }
+    }
 }
 
 impl Current {
     /// In force from the start.
     pub fn new(context: Context) -> Current {
-        let (context, since) = (RwLock::new(Arc::new(context)), Mutex::new(Instant::now()));
-        Current { context, since, refused: Mutex::default(), watchers: Mutex::default() }
+        Current { state: RwLock::new(State::new(context)), watchers: Mutex::default() }
     }
 
     /// How long it has been in force.
     pub fn age(&self) -> Duration {
-        self.since.lock().elapsed()
+        self.state.read().since.elapsed()
     }
 
     /// As it is now. The lock is held for the copy of a pointer.
     pub fn context(&self) -> Arc<Context> {
-        self.context.read().clone()
+        self.state.read().context.clone()
     }
 
     /// The settings as they are now.
     pub fn config(&self) -> Arc<Config> {
-        self.context.read().config.clone()
+        self.state.read().context.config.clone()
     }
 
     /// It stays as it is: a reload was refused.
@@ -52,12 +62,12 @@ impl Current {
         if let Some(more) = reasons.len().checked_sub(REASONS_KEPT).filter(|more| *more > 0) {
             text += &format!("; and {more} more");
         }
-        *self.refused.lock() = Some((Instant::now(), text));
+        self.state.write().refused = Some((Instant::now(), text));
     }
 
     /// When and why the last reload was refused; nothing if it was not.
     pub fn last_refused(&self) -> Option<(Instant, String)> {
-        self.refused.lock().clone()
+        self.state.read().refused.clone()
     }
 
     /// A channel with a message when it has changed; changes that come faster than they are looked at are one.
@@ -69,9 +79,7 @@ impl Current {
 
     /// From now on this is in force.
     pub fn put(&self, context: Context) {
-        *self.context.write() = Arc::new(context);
-        *self.since.lock() = Instant::now();
-        *self.refused.lock() = None;
+        *self.state.write() = State::new(context);
         for watcher in self.watchers.lock().iter() {
             // A full channel holds the news already; one without a receiver has nobody to tell.
             let _ = watcher.try_send(());
