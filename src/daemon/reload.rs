@@ -165,8 +165,8 @@ impl Reloader {
         let changes = Changes::between(&self.current.config(), &config);
         self.refuse_what_needs_a_restart(&changes, &choria)?;
         let audit = match changes.followed.contains(&"audit_log") {
-            true => Some(self.open_audit(&config)?),
-            false => None,
+            true => AuditChange::To(self.open_audit(&config)?),
+            false => AuditChange::None,
         };
         // Reading may have taken a while.
         self.refuse_at_the_end()?;
@@ -211,7 +211,7 @@ impl Reloader {
     }
 
     /// Nothing can go wrong from here on.
-    fn put_in_force(&self, config: Config, audit: Option<Option<(Audit, audit::Running)>>) {
+    fn put_in_force(&self, config: Config, audit: AuditChange) {
         descriptors::raise(config.workers);
         self.log.change_level(config.loglevel);
         let limits = registry::Limits::new(config.interval, config.retry_max);
@@ -219,8 +219,16 @@ impl Reloader {
         self.roster.registry().reload(limits, Instant::now());
         // What nodes failed of may be what was changed. A full channel holds the request already; without a receiver we are ending.
         let _ = self.discover.try_send(());
-        if let Some(audit) = audit {
-            self.audit.replace(audit);
+        match audit {
+            AuditChange::None => {}
+            AuditChange::To(next) => self.audit.replace(next),
         }
     }
+}
+
+/// What a reload does to the audit log.
+enum AuditChange {
+    None,
+    /// The new one, ready to be written to; or none from now on.
+    To(Option<(Audit, audit::Running)>),
 }
