@@ -17,6 +17,10 @@ use crate::shutdown::Never;
 /// How long processes may take to end once their input is closed.
 pub(super) const LEAVE_MAX: Duration = Duration::from_secs(5);
 
+/// Threads that wait for processes at once. Each is there for [`LEAVE_MAX`]; more of them come only of processes that are
+/// replaced again and again, and those are killed.
+pub(super) const THREADS_MAX: usize = 16;
+
 /// Sees processes off.
 pub(super) struct Farewell {
     /// Those that were killed and have not ended.
@@ -53,6 +57,11 @@ impl Farewell {
         }
         let mut waiting = self.waiting.lock();
         waiting.threads.retain(|thread| !thread.is_finished());
+        if waiting.threads.len() >= THREADS_MAX {
+            drop(waiting);
+            log::warn!(component = "helper"; "Killing helper processes: {THREADS_MAX} threads wait for others to end");
+            return self.kill(sessions);
+        }
         let alive = waiting.alive.clone();
         let (hand, handed) = bounded::<Vec<Session>>(1);
         let ours = Arc::clone(self);
@@ -76,6 +85,12 @@ impl Farewell {
                 self.kill(sessions);
             }
         }
+    }
+
+    /// How many threads wait.
+    #[cfg(test)]
+    pub fn threads_len(&self) -> usize {
+        self.waiting.lock().threads.len()
     }
 
     /// Waits for processes to end, all together until `deadline` or until `hurry` disconnects, and kills the others.

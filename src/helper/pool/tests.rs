@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 
+use super::super::farewell::THREADS_MAX;
 use super::super::tests::{Directory, LONG, SHORT, Watch, input};
 use super::*;
 use crate::protocol::Identity;
@@ -462,6 +463,22 @@ fn a_replaced_pool_answers_those_who_began_with_it_and_keeps_no_process() {
     // Waits for those of the old one as well.
     new_pool.stop(LONG, &new.abort);
     assert_eq!(old.counts(), (0, 0));
+}
+
+#[test]
+fn only_so_many_processes_that_do_not_end_are_waited_for() {
+    let script = format!("while read -r line; do {PARSE}; {ANSWER}; done; sleep 1000");
+    let bench = Bench::of(&script);
+    let mut pool = bench.pool();
+    for _ in 0..=THREADS_MAX {
+        assert_eq!(bench.ask_of(&pool, "n1").unwrap(), "n1");
+        pool = pool.replaced(bench.command(), 1);
+        assert!(pool.farewell.threads_len() <= THREADS_MAX);
+    }
+    let (sender, abort) = crossbeam_channel::bounded(0);
+    drop(sender);
+    pool.stop(LONG, &abort);
+    assert_eq!(bench.metrics.helper_processes.get(), 0);
 }
 
 #[test]
