@@ -21,7 +21,7 @@ use fleet::fault::{Action, Fault, parse_list};
 use fleet::issuer::Organization;
 use fleet::keys::{self, Said, Tokens};
 use fleet::node::{Admission, Effect, Node, Now, Site};
-use fleet::watch::{Trust, Watch};
+use fleet::watch::{Checks, Trust, Watch};
 use fleet::{Fleet, State, authority};
 
 const NOW: i64 = 1_795_996_000;
@@ -111,8 +111,17 @@ fn decodes_every_recorded_request() {
 
 #[test]
 fn recorded_tokens_and_signatures_are_believed_and_no_others() {
+    for checks in [Checks::AtOnce, Checks::Later] {
+        check_belief(checks);
+    }
+}
+
+fn check_belief(checks: Checks) {
     let issuer = include_str!("vectors/captures/issuer/issuer.public").trim();
-    let new = |issuer: &str| Watch::new(1, Protocol::V2, Trust::Issuer(issuer.to_owned()));
+    let new = |issuer: &str| {
+        let trust = Trust::Issuer(issuer.to_owned());
+        Watch::new(1, Protocol::V2, trust, checks)
+    };
     let look = |watch: &Watch, subject: &str, request: &Request, now: i64| {
         match subject.strip_prefix("provisioning.node.") {
             Some(identity) => watch.directed(identity, "", request, now),
@@ -404,6 +413,7 @@ impl Scene {
             broker_url: "nats://127.0.0.1:4222".to_owned(),
             protocol: Protocol::V1,
             admission: Admission::Anybody,
+            checks: Checks::AtOnce,
         };
         Scene { site, node, instant: Instant::now() }
     }

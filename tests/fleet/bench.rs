@@ -482,7 +482,8 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         }
         Some(network) => {
             let broker = Broker::configured(&folder, &network.broker())?;
-            let builder = network.fleet(&broker.url);
+            // Nobody is to pay for it while somebody is measured.
+            let builder = network.fleet(&broker.url).check_later();
             (broker, builder)
         }
     };

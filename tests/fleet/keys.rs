@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use ed25519_dalek::SigningKey;
 use openssl::asn1::Asn1Type;
 use openssl::derive::Deriver;
 use openssl::error::ErrorStack;
@@ -154,6 +155,24 @@ fn csr_key() -> &'static PKey<Private> {
     let keys = KEYS.get_or_init(|| (0..4).map(|_| new_rsa_key()).collect());
     &keys[NEXT.fetch_add(1, Ordering::Relaxed) % keys.len()]
 }
+
+/// A key for `gen25519`. A real node makes a new one for each; here a few hundred are shared by all, each request the next one.
+pub fn node_key() -> &'static SigningKey {
+    static KEYS: OnceLock<Vec<SigningKey>> = OnceLock::new();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let keys = KEYS.get_or_init(|| {
+        let new = || {
+            let mut seed = [0; 32];
+            fastrand::fill(&mut seed);
+            SigningKey::from_bytes(&seed)
+        };
+        std::iter::repeat_with(new).take(NODE_KEYS).collect()
+    });
+    &keys[NEXT.fetch_add(1, Ordering::Relaxed) % keys.len()]
+}
+
+/// How many keys all nodes share.
+const NODE_KEYS: usize = 512;
 
 /// What `gencsr` hands out.
 #[derive(Debug, Clone)]

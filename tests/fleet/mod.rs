@@ -28,7 +28,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -45,7 +45,7 @@ use issuer::Organization;
 use keys::{Said, Tokens};
 use node::{Admission, Effect, Node, Now, Site};
 pub use node::{Received, State};
-use watch::{Trust, Watch};
+use watch::{Checks, Trust, Watch};
 
 /// Which nodes get a fault.
 #[derive(Debug, Clone)]
@@ -102,6 +102,7 @@ pub struct Builder {
     key: Option<PKey<Private>>,
     admission: Admission,
     trust: Trust,
+    checks: Checks,
 }
 
 /// How long the start of a fleet may take.
@@ -257,6 +258,13 @@ impl Builder {
         self
     }
 
+    /// Puts off what takes long to check until [`Fleet::violations`]: no node that waits to be provisioned looks at the signature
+    /// of a request, and what its broker thinks of a server JWT costs another machine.
+    pub fn check_later(mut self) -> Builder {
+        self.checks = Checks::Later;
+        self
+    }
+
     /// How many different provisioners may send requests; one by default.
     pub fn provisioners(mut self, count: usize) -> Builder {
         self.provisioners = count;
@@ -293,6 +301,7 @@ impl Builder {
             tokens: Tokens::new(self.key.as_ref().unwrap_or_else(|| keys::signing_key()), &said),
             protocol: self.protocol,
             admission: self.admission,
+            checks: self.checks,
             token: self.token,
             component: self.component,
             encoding: self.encoding,
@@ -303,6 +312,7 @@ impl Builder {
             delay: self.delay,
             broker_url: self.url.clone(),
         };
+        let watch = Watch::new(self.provisioners, self.protocol, self.trust, self.checks);
         let mut faults = assign(&self.names, self.faults);
         let mut nodes = Vec::with_capacity(self.names.len());
         for (at, name) in self.names.iter().enumerate() {
@@ -331,12 +341,14 @@ impl Builder {
             announce: self.announce,
             discoverable: self.discoverable,
             jitter: self.jitter,
-            watch: Watch::new(self.provisioners, self.protocol, self.trust),
+            begun: Instant::now(),
+            watch,
             due: Mutex::default(),
             first_discovery: Mutex::default(),
             wake: Condvar::new(),
             progress: Mutex::new(0),
             progressed: Condvar::new(),
+            provisioned: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
         });
         let mut threads = Vec::new();
@@ -412,6 +424,7 @@ impl Fleet {
             key: None,
             admission: Admission::Anybody,
             trust: Trust::Anybody,
+            checks: Checks::AtOnce,
         }
     }
 
@@ -492,9 +505,9 @@ impl Fleet {
         }
     }
 
-    /// How many nodes are configured and on their way, or there already.
+    /// How many nodes are configured and on their way, or there already. Whoever measures asks often, so nobody counts them then.
     pub fn provisioned(&self) -> usize {
-        self.iter().filter(View::is_provisioned).count()
+        self.inner.provisioned.load(Ordering::Relaxed)
     }
 
     /// How many nodes are in each state.
@@ -578,8 +591,11 @@ impl Fleet {
     pub fn violations(&self) -> Vec<String> {
         let lockouts = self.inner.nodes.iter().filter_map(|node| {
             let node = node.lock();
-            let why = node.lockout.as_ref()?;
-            Some(format!("{}: brokers keep it out: {why}", node.identity))
+            let why = match self.inner.site.checks {
+                Checks::AtOnce => node.lockout.clone(),
+                Checks::Later => node.check_credentials(&self.inner.site, now()),
+            };
+            Some(format!("{}: brokers keep it out: {}", node.identity, why?))
         });
         self.inner.watch.violations().into_iter().chain(lockouts).collect()
     }
@@ -781,12 +797,15 @@ struct Inner {
     announce: bool,
     discoverable: bool,
     jitter: Duration,
+    begun: Instant,
     watch: Watch,
     due: Mutex<Due>,
     first_discovery: Mutex<Option<Instant>>,
     wake: Condvar,
     progress: Mutex<u64>,
     progressed: Condvar,
+    /// How many nodes are.
+    provisioned: AtomicUsize,
     stopped: AtomicBool,
 }
 
@@ -809,6 +828,9 @@ enum Task {
 const BROADCASTS: [&str; 4] = ["discovery", "rpcutil", "choria_util", "choria_provision"];
 /// Subscriptions of nodes are numbered from here.
 const FIRST_SID: u64 = 100;
+/// What is due after that long or longer is done in groups, one each [`GROUP`]: real nodes wake threads of other machines.
+const GROUPED_FROM: Duration = Duration::from_secs(1);
+const GROUP: Duration = Duration::from_millis(20);
 /// In how many portions the answers to one discovery go out.
 const PORTIONS: usize = 10;
 
@@ -853,13 +875,26 @@ impl Inner {
             return self.broadcast(connection, request);
         };
         let at = at as usize;
-        let mut node = self.nodes[at].lock();
         let now = now();
-        self.watch.directed(&node.identity, delivery.reply, &request, now.unix);
-        node.receive(&self.site, &request, now, effects);
-        drop(node);
+        self.change(at, |node| {
+            self.watch.directed(&node.identity, delivery.reply, &request, now.unix);
+            node.receive(&self.site, &request, now, effects);
+        });
         self.carry_out(at, effects);
         self.note_progress();
+    }
+
+    /// Lets something happen to a node.
+    fn change<T>(&self, at: usize, happens: impl FnOnce(&mut Node) -> T) -> T {
+        let mut node = self.nodes[at].lock();
+        let was_provisioned = node.is_provisioned();
+        let result = happens(&mut node);
+        match (was_provisioned, node.is_provisioned()) {
+            (false, true) => self.provisioned.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.provisioned.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        result
     }
 
     fn note_progress(&self) {
@@ -904,13 +939,22 @@ impl Inner {
     }
 
     fn later(&self, after: Duration, task: Task) {
+        let mut when = Instant::now() + after;
+        if after >= GROUPED_FROM {
+            let since = when.duration_since(self.begun).as_nanos();
+            let wait = GROUP.as_nanos() - since % GROUP.as_nanos();
+            when += Duration::from_nanos(u64::try_from(wait).unwrap_or_default());
+        }
         let mut due = self.due.lock();
         let number = due.next;
         due.next += 1;
-        due.heap.push(Reverse((Instant::now() + after, number)));
+        let is_next = due.heap.peek().is_none_or(|Reverse((first, _))| when < *first);
+        due.heap.push(Reverse((when, number)));
         due.tasks.insert(number, task);
         drop(due);
-        self.wake.notify_all();
+        if is_next {
+            self.wake.notify_all();
+        }
     }
 
     fn keep_time(&self) {
@@ -950,7 +994,7 @@ impl Inner {
             }
             Task::Pong { nodes, request } => {
                 for at in nodes {
-                    self.nodes[at].lock().receive(&self.site, &request, now(), effects);
+                    self.change(at, |node| node.receive(&self.site, &request, now(), effects));
                     self.carry_out(at, effects);
                 }
             }
@@ -961,19 +1005,19 @@ impl Inner {
     /// The node goes, and may come back at once.
     fn leave(&self, at: usize, announced: bool) {
         let (connection, sid) = (self.connection(at), FIRST_SID + at as u64);
-        let mut node = self.nodes[at].lock();
-        if announced {
-            let (subject, payload) = node.event(&self.site, Kind::Shutdown, now());
-            connection.publish(&subject, &payload);
-        }
-        connection.unsubscribe(sid);
-        if node.left() {
-            node.online = true;
-            connection.subscribe(sid, &format!("provisioning.node.{}", node.identity));
-            let (subject, payload) = node.event(&self.site, Kind::Startup, now());
-            connection.publish(&subject, &payload);
-        }
-        drop(node);
+        self.change(at, |node| {
+            if announced {
+                let (subject, payload) = node.event(&self.site, Kind::Shutdown, now());
+                connection.publish(&subject, &payload);
+            }
+            connection.unsubscribe(sid);
+            if node.left() {
+                node.online = true;
+                connection.subscribe(sid, &format!("provisioning.node.{}", node.identity));
+                let (subject, payload) = node.event(&self.site, Kind::Startup, now());
+                connection.publish(&subject, &payload);
+            }
+        });
         self.note_progress();
     }
 }

@@ -17,6 +17,7 @@ use super::event::{Encoding, Event, Kind, uuid};
 use super::fault::{Action, Csr, Damage, Envelope, Fault, On, Token};
 use super::issuer::{Organization, check_server_jwt};
 use super::keys::{self, Tokens};
+use super::watch::Checks;
 
 /// What all nodes of a fleet have in common.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub struct Site {
     pub protocol: Protocol,
     /// What gets nodes that were configured into the production network.
     pub admission: Admission,
+    /// When that is checked.
+    pub checks: Checks,
 }
 
 /// What brokers of the production network want to see.
@@ -326,7 +329,7 @@ impl Node {
     }
 
     /// What brokers will say to the credentials it has, if they want any.
-    fn check_credentials(&self, site: &Site, now: Now) -> Option<String> {
+    pub fn check_credentials(&self, site: &Site, now: Now) -> Option<String> {
         let received = self.received.as_ref()?;
         match &site.admission {
             Admission::Anybody => None,
@@ -498,7 +501,10 @@ impl Node {
             Action::GenCsr => Ok(self.gencsr(&inputs)),
             Action::Configure => {
                 let lines = self.configure(&inputs).map_err(|text| (1, text))?;
-                self.lockout = self.check_credentials(site, now);
+                self.lockout = match site.checks {
+                    Checks::AtOnce => self.check_credentials(site, now),
+                    Checks::Later => None,
+                };
                 self.publish_event(site, Kind::Provisioned, now, out);
                 Ok(message(&format!("Wrote {lines} lines to {CONFIG_DIR}/server.conf")))
             }
@@ -628,9 +634,7 @@ impl Node {
     }
 
     fn gen25519(&mut self, nonce: &str) -> String {
-        let mut seed = [0; 32];
-        fastrand::fill(&mut seed);
-        let key = SigningKey::from_bytes(&seed);
+        let key = keys::node_key();
         let signed = match self.fault {
             Some(Fault::NonceSignature) => "another nonce",
             _ => nonce,

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::authority;
-use super::envelope::{Protocol, Request};
+use super::envelope::{Proof, Protocol, Request};
 use super::fault::Action;
 use super::issuer::{check_client_jwt, is_signed, ksuid_time};
 use super::keys;
@@ -24,14 +24,38 @@ pub enum Trust {
     Issuer(String),
 }
 
+/// When what takes long is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Checks {
+    /// When it comes.
+    #[default]
+    AtOnce,
+    /// When somebody asks what was noted.
+    Later,
+}
+
 /// The notes, and what they are made from.
 #[derive(Debug, Default)]
 pub struct Watch {
     protocol: Protocol,
     trust: Trust,
+    checks: Checks,
     notes: Mutex<Notes>,
+    /// What is still to be checked.
+    unchecked: Mutex<Vec<Claim>>,
     /// The tokens that were found good, each with whose it is.
     tokens: Mutex<HashMap<String, Bearer>>,
+}
+
+/// That a request is by somebody.
+#[derive(Debug, Clone)]
+struct Claim {
+    /// What the request was about.
+    about: String,
+    caller: String,
+    proof: Proof,
+    /// When it came, in Unix seconds.
+    now: i64,
 }
 
 /// Who shows a token, in whose name it may be shown, and until when.
@@ -49,22 +73,33 @@ struct Notes {
     ids: HashSet<String>,
     nonces: HashSet<String>,
     senders: HashSet<(String, String)>,
+    /// How reply subjects begin, by caller.
+    reply_starts: HashMap<String, String>,
     provisioners: usize,
     violations: Vec<String>,
 }
+
+/// Most requests whose check may be put off: a hundred megabytes of them.
+const UNCHECKED_MAX: usize = 50_000;
 
 /// More notes than this help nobody.
 const VIOLATIONS_MAX: usize = 1_000;
 
 impl Watch {
     /// Allows this many different senders, whom `trust` vouches for.
-    pub fn new(provisioners: usize, protocol: Protocol, trust: Trust) -> Watch {
+    pub fn new(provisioners: usize, protocol: Protocol, trust: Trust, checks: Checks) -> Watch {
         let notes = Mutex::new(Notes { provisioners, ..Notes::default() });
-        Watch { protocol, trust, notes, tokens: Mutex::default() }
+        Watch { protocol, trust, checks, notes, ..Watch::default() }
     }
 
     /// What was noted so far.
     pub fn violations(&self) -> Vec<String> {
+        let unchecked = std::mem::take(&mut *self.unchecked.lock());
+        for Claim { about, caller, proof, now } in unchecked {
+            if let Err(doubt) = self.check_proof(&proof, &caller, now) {
+                self.notes.lock().note(format!("{about}: {doubt}"));
+            }
+        }
         self.notes.lock().violations.clone()
     }
 
@@ -75,7 +110,7 @@ impl Watch {
 
     /// Looks at a discovery request.
     pub fn discovery(&self, request: &Request, now: i64) {
-        let doubt = self.doubt(request, now);
+        let doubt = self.doubt("a broadcast", request, now);
         let mut notes = self.notes.lock();
         if let Some(doubt) = doubt {
             notes.note(format!("a broadcast: {doubt}"));
@@ -99,7 +134,7 @@ impl Watch {
 
     /// Looks at a request that came on the subject of `identity`.
     pub fn directed(&self, identity: &str, nats_reply: &str, request: &Request, now: i64) {
-        let doubt = self.doubt(request, now);
+        let doubt = self.doubt(identity, request, now);
         let mut notes = self.notes.lock();
         if let Some(doubt) = doubt {
             notes.note(format!("{identity}: {doubt}"));
@@ -150,8 +185,8 @@ impl Watch {
 }
 
 impl Watch {
-    /// Why a node that looks at who asks would not listen.
-    fn doubt(&self, request: &Request, now: i64) -> Option<String> {
+    /// Why a node that looks at who asks would not listen, if that is to be known at once.
+    fn doubt(&self, about: &str, request: &Request, now: i64) -> Option<String> {
         if self.protocol == Protocol::V2 {
             let age = ksuid_time(&request.id).map(|made| request.time - made);
             if age.is_none_or(|age| age < 0 || age > request.ttl) {
@@ -159,18 +194,30 @@ impl Watch {
             }
         }
         let (proof, caller) = (&request.proof, &request.caller);
-        match &self.trust {
-            Trust::Anybody => None,
-            Trust::Authority(authority) => {
-                authority::check_request(authority, proof, caller, now).err()
+        if self.checks == Checks::Later && !matches!(self.trust, Trust::Anybody) {
+            let mut unchecked = self.unchecked.lock();
+            if unchecked.len() < UNCHECKED_MAX {
+                let (about, caller, proof) = (about.to_owned(), caller.clone(), proof.clone());
+                unchecked.push(Claim { about, caller, proof, now });
+                return None;
             }
+        }
+        self.check_proof(proof, caller, now).err()
+    }
+
+    fn check_proof(&self, proof: &Proof, caller: &str, now: i64) -> Result<(), String> {
+        match &self.trust {
+            Trust::Anybody => Ok(()),
+            Trust::Authority(authority) => authority::check_request(authority, proof, caller, now),
             Trust::Issuer(issuer) => {
-                let key = match self.bearer(issuer, &proof.credential, caller, now) {
-                    Ok(bearer) => bearer.public_key,
-                    Err(why) => return Some(format!("the token of {caller}: {why}")),
-                };
-                let is_good = is_signed(&key, &proof.signed, &keys::hex(&proof.signature));
-                (!is_good).then(|| "the signature is invalid".to_owned())
+                let bearer = self
+                    .bearer(issuer, &proof.credential, caller, now)
+                    .map_err(|why| format!("the token of {caller}: {why}"))?;
+                let signature = keys::hex(&proof.signature);
+                match is_signed(&bearer.public_key, &proof.signed, &signature) {
+                    true => Ok(()),
+                    false => Err("the signature is invalid".to_owned()),
+                }
             }
         }
     }
@@ -210,12 +257,13 @@ impl Notes {
     }
 
     fn reply_subject(&mut self, request: &Request) {
-        let caller = keys::hex(&keys::md5(&[request.caller.as_bytes()]));
-        let right = request.reply_to.strip_prefix("provisioning.reply.").is_some_and(|rest| {
-            rest.strip_prefix(&caller).is_some_and(|rest| rest.starts_with('.'))
-                && rest.ends_with(&request.id)
-        });
-        if !right {
+        if !self.reply_starts.contains_key(&request.caller) {
+            let caller = keys::hex(&keys::md5(&[request.caller.as_bytes()]));
+            let start = format!("provisioning.reply.{caller}.");
+            self.reply_starts.insert(request.caller.clone(), start);
+        }
+        let rest = request.reply_to.strip_prefix(self.reply_starts[&request.caller].as_str());
+        if !rest.is_some_and(|rest| rest.ends_with(&request.id)) {
             self.note(format!("reply-to {} of {}", request.reply_to, request.caller));
         }
     }
