@@ -907,11 +907,17 @@ pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Reads a file that holds a secret, which is wiped from memory when it is no longer needed.
 pub(crate) fn read_secret(path: &Path) -> io::Result<Zeroizing<String>> {
-    // As large as it may ever become: when it grows, the old place is not wiped.
-    let mut text = Zeroizing::new(String::with_capacity(SECRET_BYTES_MAX as usize + 1));
-    open(path)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > SECRET_BYTES_MAX {
+    let file = open(path)?;
+    // Room for all of it, since the old place is not wiped when a text grows, and for no more: to wipe costs as much as to fill.
+    let room = file.metadata()?.len().min(SECRET_BYTES_MAX) + 1;
+    let mut text = Zeroizing::new(String::with_capacity(room as usize));
+    file.take(room).read_to_string(&mut text)?;
+    let len = text.len() as u64;
+    if len > SECRET_BYTES_MAX {
         return Err(io::Error::other(format!("larger than {SECRET_BYTES_MAX} bytes")));
+    }
+    if len == room {
+        return Err(io::Error::other("it grew while it was read"));
     }
     Ok(text)
 }
