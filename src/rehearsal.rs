@@ -245,6 +245,7 @@ impl Begun {
             metrics,
             config: Arc::new(config),
             last_key: Default::default(),
+            last_pair: Default::default(),
             discovery_timeout: choria.discovery_timeout,
             abort: abort.clone(),
         };

@@ -6,8 +6,10 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 use crate::config::duration::words;
@@ -35,9 +37,29 @@ impl SigningFiles {
     ///
     /// [`SigningError`]: a file can't be read, or nobody would accept what is signed with these two.
     pub fn read(&self, now: i64) -> Result<Issuer, SigningError> {
+        self.contents()?.check(self, now)
+    }
+
+    /// The same for one of many nodes: what `last` has seen is not checked once more within one second.
+    ///
+    /// # Errors
+    ///
+    /// As [`SigningFiles::read`].
+    pub fn read_again(&self, now: i64, last: &LastPair) -> Result<Arc<Issuer>, SigningError> {
+        let contents = self.contents()?;
+        if let Some(checked) = &*last.0.lock()
+            && (checked.now, &checked.contents) == (now, &contents)
+        {
+            return Ok(checked.issuer.clone());
+        }
+        let issuer = Arc::new(contents.check(self, now)?);
+        *last.0.lock() = Some(Checked { contents, now, issuer: issuer.clone() });
+        Ok(issuer)
+    }
+
+    fn contents(&self) -> Result<Contents, SigningError> {
         let token = self.token.as_deref().map(|path| content(TOKEN, path)).transpose()?;
-        let key = content(KEY, &self.key)?;
-        self.check(&key, token.as_ref().map(|token| token.as_str()), now)
+        Ok(Contents { token, key: content(KEY, &self.key)? })
     }
 
     /// What an operator has to know of a token that will expire soon.
@@ -58,6 +80,37 @@ impl SigningFiles {
             };
             SigningError { setting, path: path.clone(), fault: Fault::Unusable(error) }
         })
+    }
+}
+
+/// The last pair that was found good, and when. To read the files costs little, and to check the signatures in the token
+/// as much as all that is signed for a node.
+#[derive(Debug, Default)]
+pub struct LastPair(Mutex<Option<Checked>>);
+
+struct Checked {
+    contents: Contents,
+    now: i64,
+    issuer: Arc<Issuer>,
+}
+
+/// Of both files.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    key: Zeroizing<String>,
+    token: Option<Zeroizing<String>>,
+}
+
+impl Contents {
+    fn check(&self, files: &SigningFiles, now: i64) -> Result<Issuer, SigningError> {
+        files.check(&self.key, self.token.as_ref().map(|token| token.as_str()), now)
+    }
+}
+
+/// It can sign for any node.
+impl fmt::Debug for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
     }
 }
 
@@ -421,15 +474,16 @@ mod tests {
     #[test]
     fn reads_what_is_there_now_and_only_a_pair_that_fits() {
         let files = Files::new();
-        let signing = files.signing(true);
-        signing.read(NOW).unwrap();
+        let (signing, last) = (files.signing(true), LastPair::default());
+        signing.read_again(NOW, &last).unwrap();
+        assert_eq!(signing.read_again(NOW, &last).unwrap().organization(), "choria");
 
         // In the middle of a rotation.
         let other = testing::key(0x60);
         files.write("key", &hex::encode(&other.to_bytes()));
         let (key, token) = (files.name("key"), files.name("token"));
         check(
-            signing.read(NOW),
+            signing.read_again(NOW, &last),
             &format!(
                 "could not use jwt_signing_token {token}: the seed does not belong to the token: another public_key is in it"
             ),
@@ -450,9 +504,9 @@ mod tests {
                 claims["exp"] = json!(NOW + 5);
             }),
         );
-        assert_eq!(signing.read(NOW).unwrap().expires(), Some(NOW + 5));
+        assert_eq!(signing.read_again(NOW, &last).unwrap().expires(), Some(NOW + 5));
         check(
-            signing.read(NOW + 5),
+            signing.read_again(NOW + 5, &last),
             &format!(
                 "could not use jwt_signing_token {token}: the token expired on 2026-11-29 23:46:45 UTC"
             ),
@@ -460,14 +514,14 @@ mod tests {
 
         files.write("key", "");
         check(
-            signing.read(NOW),
+            signing.read_again(NOW, &last),
             &format!(
                 "could not use jwt_signing_key {key}: could not read the token's seed: the key file is empty"
             ),
         );
         std::fs::remove_file(&key).unwrap();
         check(
-            signing.read(NOW),
+            signing.read_again(NOW, &last),
             &format!(
                 "could not read jwt_signing_key {key}: No such file or directory (os error 2)"
             ),
@@ -475,7 +529,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(read: Result<Issuer, SigningError>, expected: &str) {
+    fn check(read: Result<Arc<Issuer>, SigningError>, expected: &str) {
         assert_eq!(testing::chain_of(&read.unwrap_err()), expected);
     }
 

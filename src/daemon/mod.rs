@@ -174,6 +174,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
             metrics: metrics.clone(),
             config: Arc::new(config),
             last_key: node::LastKey::default(),
+            last_pair: Default::default(),
             discovery_timeout: choria.discovery_timeout,
             abort: signals.abort.clone(),
         })),

@@ -109,6 +109,7 @@ mod testing {
                 metrics: net.metrics.clone(),
                 config: Arc::new(config),
                 last_key: Default::default(),
+                last_pair: Default::default(),
                 discovery_timeout: Duration::from_secs(2),
                 abort: never(),
             }))

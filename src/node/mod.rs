@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 use crate::clock::unix_time;
-use crate::config::signing::SigningError;
+use crate::config::signing::{LastPair, SigningError};
 use crate::config::{self, Config, Enrollment, HelperMode, VerifyKeySource};
 use crate::errors::chain;
 use crate::gate::{Closed, Gate, Reason, Term};
@@ -69,6 +69,8 @@ pub struct Context {
     pub config: Arc<Config>,
     /// The key that verifies provisioning JWTs, as it was last.
     pub last_key: LastKey,
+    /// What signs server JWTs, as it was last.
+    pub last_pair: LastPair,
     /// What each request is given for the way, beside the time the node may take.
     pub discovery_timeout: Duration,
     /// Disconnects when everything must end.
@@ -87,6 +89,7 @@ impl Context {
             metrics: self.metrics.clone(),
             config: Arc::new(config),
             last_key: LastKey::default(),
+            last_pair: LastPair::default(),
             discovery_timeout: self.discovery_timeout,
             abort: self.abort.clone(),
         }
@@ -368,9 +371,9 @@ impl Node<'_> {
 
     /// What signs server JWTs, from files that are read for every node, so that they can be replaced.
     fn signer(&self) -> Result<Signer, Error> {
-        let Context { config, metrics, .. } = self.context;
+        let Context { config, metrics, last_pair, .. } = self.context;
         let files = config.signing.as_ref().ok_or(Error::NoSigningKey)?;
-        let issuer = files.read(unix_time()).map_err(Error::Signing)?;
+        let issuer = files.read_again(unix_time(), last_pair).map_err(Error::Signing)?;
         if let Some(expires) = issuer.expires() {
             metrics.token_expires("signing", expires);
         }

@@ -4,6 +4,7 @@
 //! [`claims`]. Pure: randomness and time are arguments.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -17,7 +18,7 @@ use crate::protocol::Identity;
 #[derive(Debug)]
 pub struct Signer {
     /// The key, and our place in the trust chain.
-    pub issuer: Issuer,
+    pub issuer: Arc<Issuer>,
     /// How long a token is valid unless something else is wished.
     pub validity: Duration,
 }
@@ -56,7 +57,7 @@ impl Candidate {
 #[derive(Debug)]
 pub struct Unsigned {
     server: Server,
-    issuer: Issuer,
+    issuer: Arc<Issuer>,
 }
 
 impl Unsigned {
@@ -87,7 +88,7 @@ mod tests {
     #[test]
     fn signs_for_the_proved_key_under_the_name_of_the_node() {
         let issuer = Issuer::check(testing::SIGNER_SEED, Some(testing::SIGNER), MADE).unwrap();
-        let signer = Signer { issuer, validity: Duration::from_secs(240_000_000) };
+        let signer = Signer { issuer: issuer.into(), validity: Duration::from_secs(240_000_000) };
         let identity = Identity::parse("n1.example.net").unwrap();
         let candidate = Candidate { key: proved("/etc/choria"), signer };
         let wishes = r#"{"permissions":{"streams":true,"submission":true}}"#.to_owned();

@@ -576,7 +576,8 @@ mod tests {
     fn a_node_that_proved_a_key_gets_a_server_jwt_for_it() {
         let issuer = Issuer::check(testing::SIGNER_SEED, Some(testing::SIGNER), NOW).unwrap();
         let keyed = || {
-            let signer = Signer { issuer: issuer.clone(), validity: Duration::from_secs(86_400) };
+            let signer =
+                Signer { issuer: issuer.clone().into(), validity: Duration::from_secs(86_400) };
             let keyed = Verified::unasked(node()).with_key(proved("/etc/choria"), signer);
             keyed.described(inventory()).without_csr()
         };

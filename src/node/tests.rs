@@ -1037,6 +1037,7 @@ impl Site {
                 metrics,
                 config: Arc::new(config),
                 last_key: Default::default(),
+                last_pair: Default::default(),
                 discovery_timeout: Duration::from_secs(2),
                 abort,
             },
