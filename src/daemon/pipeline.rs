@@ -23,7 +23,7 @@ use crate::protocol::subject;
 use crate::pulse::PIECE_MAX;
 
 /// Outcomes on their way to the finisher; prober and workers wait when there are more. Memory is taken for all of them.
-const DONE_MAX: usize = 256;
+const DONE_MAX: usize = 64;
 
 /// Its threads, and what can be seen of them.
 pub struct Pipeline {

@@ -30,15 +30,15 @@ use crate::seldom::Seldom;
 use crate::shutdown::{Never, is_over};
 
 /// Answers that wait to be looked at; more than can come while the thread sends one request. One that does not fit is
-/// asked for again.
-pub const ARRIVALS_MAX: usize = 1024;
+/// asked for again. Memory is taken for all of them, as for those below.
+pub const ARRIVALS_MAX: usize = 256;
 /// Answers looked at before a node is asked or handed on.
 const ARRIVALS_BATCH: usize = 64;
 /// How long answers wait to be looked at while all permits are taken and the next nodes have answered: nobody needs them
 /// sooner, and few things cost as much as to wake a thread.
 const ARRIVALS_WAIT: Duration = Duration::from_millis(20);
 /// Nodes to ask again that wait to be looked at.
-pub const AGAIN_MAX: usize = 1024;
+pub const AGAIN_MAX: usize = 128;
 /// Bytes of answers held in all: thousands of ordinary inventories.
 pub const HELD_BYTES_MAX: usize = 64 << 20;
 /// Quick and answered nodes for each worker: enough to have the next one ready, few enough to be fresh.
