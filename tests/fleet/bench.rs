@@ -64,7 +64,8 @@ struct Arguments {
     )]
     rows: String,
 
-    /// the longest a run may take, in seconds; those of another daemon may not end, 60 by default
+    /// the longest a run may take, in seconds, 60 by default; runs of another daemon may not end, ours get a second more for
+    /// each hundred nodes
     #[argh(option, default = "60")]
     timeout: u64,
 
@@ -94,6 +95,9 @@ const REFRESH: Duration = Duration::from_millis(20);
 
 /// How long a daemon is left alone before its idle memory counts.
 const IDLE: Duration = Duration::from_secs(2);
+
+/// Nodes a second that are waited for, however many there are.
+const SLOWEST: u64 = 100;
 
 /// How often memory is noted over a run.
 const MEMORY_POINTS: f64 = 200.0;
@@ -307,8 +311,12 @@ fn curves<'a>(
                 runs.sort_by(|one, other| one.rate.total_cmp(&other.rate));
                 let run = runs.swap_remove(runs.len() / 2);
                 let (rate, peak) = (run.rate, run.peak_mb);
+                let missing = match run.missing {
+                    0 => String::new(),
+                    missing => format!("; {missing} were not provisioned"),
+                };
                 say(&format!(
-                    "{name}: {} nodes, {} workers: {rate:.0} nodes/s, {:.2} ms CPU a node, {peak:.1} MB",
+                    "{name}: {} nodes, {} workers: {rate:.0} nodes/s, {:.2} ms CPU a node, {peak:.1} MB{missing}",
                     row.nodes, row.workers, run.daemon_ms
                 ));
                 if row.nodes == largest && subject == Subject::Ours && staying {
@@ -510,7 +518,11 @@ fn run(arguments: &Arguments, row: &Row, subject: Subject) -> Result<Run, String
         first = Some((Instant::now(), 0));
         fleet.announce();
     }
-    let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
+    let longest = match subject {
+        Subject::Other => arguments.timeout,
+        Subject::Ours | Subject::Limit => arguments.timeout + row.nodes as u64 / SLOWEST,
+    };
+    let deadline = Instant::now() + Duration::from_secs(longest);
     // Of a process that has ended the system tells no more.
     let mut usage = daemon.usage();
     let mut ended_early = false;
