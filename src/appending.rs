@@ -1,6 +1,6 @@
-//! Files that we append to while we run. Any may be a pipe, which opens once somebody reads it.
+//! Files that we append to while we run. Any may be a pipe, as long as somebody reads it: nobody waits for that.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -8,41 +8,50 @@ use std::path::Path;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-/// Opens the file at `path` to append to it; one that is not there is made, with `mode`. Waits for the reader of a pipe, as
-/// only a start can.
-///
-/// # Errors
-///
-/// The system's.
-pub fn open(path: &Path, mode: u32) -> io::Result<File> {
-    options(mode).open(path)
-}
+use crate::file_kind;
 
-/// The same for those who have other work: a pipe that nobody reads is an error.
+/// Opens the file at `path` to append to it; one that is not there is made, with `mode`.
 ///
 /// # Errors
 ///
-/// The system's.
-pub fn open_at_once(path: &Path, mode: u32) -> io::Result<File> {
-    let flags = OFlags::NONBLOCK.bits() as i32;
-    let file = options(mode).custom_flags(flags).open(path).map_err(|error| {
-        let is_fifo = || fs::metadata(path).is_ok_and(|known| known.file_type().is_fifo());
-        match error.raw_os_error() {
-            Some(code) if code == Errno::NXIO.raw_os_error() && is_fifo() => {
-                io::Error::other("nobody reads this pipe")
-            }
-            _ => error,
-        }
+/// The system's; [`io::ErrorKind::BrokenPipe`] for a pipe that nobody reads, and an error for what is nothing to append to.
+pub fn open(path: &Path, mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(mode).custom_flags(OFlags::NONBLOCK.bits() as i32);
+    let file = options.open(path).map_err(|error| match fs::metadata(path) {
+        // The system only says that there is no such device.
+        Ok(there) if is(&error, Errno::NXIO) => match fits(there.file_type()) {
+            Ok(()) if there.file_type().is_fifo() => unread_pipe(),
+            Ok(()) => error,
+            Err(error) => error,
+        },
+        _ => error,
     })?;
+    fits(file.metadata()?.file_type())?;
     // What is written is waited for, as with any other file of ours.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
 }
 
-fn options(mode: u32) -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(mode);
-    options
+/// Whether a file of this kind can be appended to. Terminals and the like can.
+///
+/// # Errors
+///
+/// What it is instead.
+pub fn fits(kind: FileType) -> io::Result<()> {
+    match kind.is_dir() || kind.is_socket() || kind.is_block_device() {
+        true => Err(file_kind::refused(kind, "a file")),
+        false => Ok(()),
+    }
+}
+
+fn unread_pipe() -> io::Error {
+    let text = "it is a pipe that nobody reads: start its reader first, or name a file";
+    io::Error::new(io::ErrorKind::BrokenPipe, text)
+}
+
+fn is(error: &io::Error, expected: Errno) -> bool {
+    error.raw_os_error() == Some(expected.raw_os_error())
 }
 
 #[cfg(test)]
@@ -61,6 +70,7 @@ pub(crate) mod testing {
 mod tests {
     use std::env;
     use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
 
     use super::testing::make_pipe;
     use super::*;
@@ -69,16 +79,28 @@ mod tests {
     fn a_pipe_that_nobody_reads_is_not_waited_for_and_one_that_is_read_is_written_to() {
         let path = env::temp_dir().join(format!("provisioner-pipe-{}", fastrand::u64(..)));
         make_pipe(&path);
-        let error = open_at_once(&path, 0o600).unwrap_err();
-        assert_eq!(error.to_string(), "nobody reads this pipe");
+        let error = open(&path, 0o600).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert!(error.to_string().starts_with("it is a pipe that nobody reads: "), "{error}");
         let flags = OFlags::NONBLOCK.bits() as i32;
         let mut reader = File::options().read(true).custom_flags(flags).open(&path).unwrap();
-        let mut file = open_at_once(&path, 0o600).unwrap();
+        let mut file = open(&path, 0o600).unwrap();
         assert!(!fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
         file.write_all(b"a line").unwrap();
         let mut read = [0; 6];
         reader.read_exact(&mut read).unwrap();
         assert_eq!(&read, b"a line");
+        fs::remove_file(&path).unwrap();
+    }
+    #[test]
+    fn says_what_it_is_that_takes_no_lines() {
+        let path = env::temp_dir().join(format!("provisioner-socket-{}", fastrand::u64(..)));
+        drop(UnixListener::bind(&path).unwrap());
+        let refused = |path: &Path| open(path, 0o600).unwrap_err().to_string();
+        assert_eq!(refused(&path), "it is a socket, and a file is wanted");
+        assert_eq!(refused(Path::new("/")), "Is a directory (os error 21)");
+        assert!(refused(Path::new("/nowhere/log")).starts_with("No such file"));
+        open(Path::new("/dev/null"), 0o600).unwrap();
         fs::remove_file(&path).unwrap();
     }
 }

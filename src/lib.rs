@@ -23,7 +23,7 @@
 //!
 //! In reading order:
 //!
-//! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`appending`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and
+//! * [`cli`], [`config`], [`coredump`], [`descriptors`], [`file_kind`], [`appending`], [`logging`], [`pidfile`], [`shutdown`]: how the process begins and
 //!   ends.
 //! * [`check`], [`rehearsal`]: the commands that look without touching.
 //! * [`daemon`]: all threads: how they are connected, started, reloaded and ended.
@@ -63,6 +63,7 @@ pub mod cli;
 pub mod config;
 pub mod coredump;
 pub mod descriptors;
+pub mod file_kind;
 pub mod logging;
 pub mod pidfile;
 pub mod rehearsal;

@@ -53,7 +53,7 @@ pub enum LogError {
 impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LogError::Open { path, .. } => write!(f, "cannot open log file {}", path.display()),
+            LogError::Open { path, .. } => write!(f, "logfile: cannot open {}", path.display()),
             LogError::Standard(_) => f.write_str("cannot log to standard output or error"),
             LogError::Twice => f.write_str("logging was set up before"),
         }
@@ -119,9 +119,7 @@ impl Log {
     /// [`LogError`]; the old file stays in use.
     pub fn reopen(&self) -> Result<(), LogError> {
         if let Some(path) = &self.sink.path {
-            // Whoever is told to do so has other work than to wait for whoever reads a pipe.
-            let file = appending::open_at_once(path, MODE);
-            let file = file.map_err(|error| unopened(path, error))?;
+            let file = appending::open(path, MODE).map_err(|error| unopened(path, error))?;
             *self.sink.file.lock() = Some(Lines::new(file));
         }
         Ok(())
@@ -556,14 +554,14 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let error = log.reopen().unwrap_err();
         let expected =
-            format!("cannot open log file {}: Is a directory (os error 21)", path.display());
+            format!("logfile: cannot open {}: Is a directory (os error 21)", path.display());
         assert_eq!(chain(&error), expected);
         sink.write_all(b"four\n").unwrap();
         // So does a pipe, while nobody reads it.
         std::fs::remove_dir(&path).unwrap();
         appending::testing::make_pipe(&path);
         let error = chain(&log.reopen().unwrap_err());
-        assert!(error.ends_with("nobody reads this pipe"), "{error}");
+        assert!(error.contains("it is a pipe that nobody reads"), "{error}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

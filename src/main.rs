@@ -89,7 +89,7 @@ fn run(arguments: &Run) -> End {
         Ok(log) => log,
         Err(error) => {
             say(format_args!("error: {}", chain(&error)));
-            return if is_denied(&error) { End::NotPermitted } else { End::BadConfiguration };
+            return end_of(&error, End::BadConfiguration);
         }
     };
     for warning in &settings.warnings {
@@ -99,14 +99,14 @@ fn run(arguments: &Run) -> End {
         Ok(audit) => audit,
         Err(error) => {
             tell(&log, &error);
-            return if is_denied(&error) { End::NotPermitted } else { End::BadConfiguration };
+            return end_of(&error, End::BadConfiguration);
         }
     };
     match serve(arguments, source, settings, audit, &log) {
         Ok(()) => End::Well,
         Err(error) => {
             tell(&log, &*error);
-            if is_denied(&*error) { End::NotPermitted } else { End::Failed }
+            end_of(&*error, End::Failed)
         }
     }
 }
@@ -238,7 +238,11 @@ fn ask(arguments: &Ask) -> End {
                 say(format_args!("error: {line}"));
             }
             match error {
-                client::Error::Unreachable { .. } if is_denied(&error) => End::NotPermitted,
+                client::Error::Unreachable { .. }
+                    if is(&error, io::ErrorKind::PermissionDenied) =>
+                {
+                    End::NotPermitted
+                }
                 client::Error::Unreachable { .. } => End::OutOfReach,
                 client::Error::Broken(_)
                 | client::Error::Garbled(_)
@@ -259,11 +263,7 @@ fn socket_of(arguments: &Ask) -> Result<Option<PathBuf>, Report> {
         // That it can't be read is no reason to give up.
         None => config::admin_socket_of(Path::new(CONFIG_USUAL)).unwrap_or(AdminSocket::Usual),
     };
-    Ok(match named {
-        AdminSocket::Usual => Some(socket::USUAL.into()),
-        AdminSocket::Off => None,
-        AdminSocket::At(path) => Some(path),
-    })
+    Ok(socket::path_of(&named).map(Path::to_path_buf))
 }
 
 /// Where our package puts the configuration.
@@ -351,7 +351,20 @@ fn tell(log: &Log, error: &dyn Error) {
     }
 }
 
-fn is_denied(error: &(dyn Error + 'static)) -> bool {
-    let is_it = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-    error.downcast_ref().is_some_and(is_it) || error.source().is_some_and(is_denied)
+/// How we end with this error, which is otherwise one of this kind.
+fn end_of(error: &(dyn Error + 'static), otherwise: End) -> End {
+    if is(error, io::ErrorKind::PermissionDenied) {
+        End::NotPermitted
+    } else if is(error, io::ErrorKind::BrokenPipe) {
+        // Whoever reads the pipe may be about to.
+        End::Failed
+    } else {
+        otherwise
+    }
+}
+
+/// Whether the system's error behind this one is of that kind.
+fn is(error: &(dyn Error + 'static), kind: io::ErrorKind) -> bool {
+    let is_it = |error: &io::Error| error.kind() == kind;
+    error.downcast_ref().is_some_and(is_it) || error.source().is_some_and(|cause| is(cause, kind))
 }

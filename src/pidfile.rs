@@ -1,12 +1,16 @@
 //! Our process id in a file, for as long as we run.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::process;
+
+use rustix::fs::OFlags;
+
+use crate::file_kind;
 
 /// The file; removed when this is dropped, and when the process ends in a panic.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ pub struct PidError {
 
 impl fmt::Display for PidError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot write pid file {}", self.path.display())
+        write!(f, "--pid: cannot write {}", self.path.display())
     }
 }
 
@@ -39,14 +43,8 @@ impl PidFile {
     /// [`PidError`] if the file can't be written.
     pub fn write(path: &Path) -> Result<PidFile, PidError> {
         let faulty = |source| PidError { path: path.to_path_buf(), source };
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o644);
-        let mut file = options.open(path).map_err(faulty)?;
-        file.write_all(process::id().to_string().as_bytes()).map_err(|source| {
-            // What is left of it names no process, or another one.
-            let _ = fs::remove_file(path);
-            faulty(source)
-        })?;
+        let mut file = open(path).map_err(faulty)?;
+        fill(&mut file, path).map_err(faulty)?;
         Ok(PidFile(path.to_path_buf()))
     }
 
@@ -67,9 +65,58 @@ impl Drop for PidFile {
     }
 }
 
+/// The number in the file at `path`.
+pub fn read(path: &Path) -> Option<u32> {
+    let text = if is_file(path) { fs::read_to_string(path).ok()? } else { return None };
+    text.trim().parse().ok()
+}
+
+/// Whether a number can be left in a file of this kind. Who reads a pipe would find it once, and whoever looks later nothing;
+/// `/dev/null` is where numbers go that nobody wants.
+///
+/// # Errors
+///
+/// What it is instead.
+pub fn fits(kind: FileType) -> io::Result<()> {
+    match kind.is_file() || kind.is_char_device() {
+        true => Ok(()),
+        false => Err(file_kind::refused(kind, "a file")),
+    }
+}
+
+/// Opens the file and empties it.
+fn open(path: &Path) -> io::Result<File> {
+    // Before it is opened, the system only says that a pipe is no such device.
+    if let Ok(there) = fs::metadata(path) {
+        fits(there.file_type())?;
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o644).custom_flags(OFlags::NONBLOCK.bits() as i32);
+    let file = options.open(path)?;
+    let kind = file.metadata()?.file_type();
+    fits(kind)?;
+    if kind.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+fn fill(file: &mut File, path: &Path) -> io::Result<()> {
+    file.write_all(process::id().to_string().as_bytes()).inspect_err(|_| {
+        // What is left of it names no process, or another one.
+        if is_file(path) {
+            let _ = fs::remove_file(path);
+        }
+    })
+}
+
+fn is_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|there| there.is_file())
+}
+
 /// Removes the file unless another process has taken it over.
 fn remove(path: &Path) {
-    if fs::read_to_string(path).is_ok_and(|pid| pid == process::id().to_string()) {
+    if read(path) == Some(process::id()) {
         // There is nobody left to tell.
         let _ = fs::remove_file(path);
     }
@@ -78,6 +125,8 @@ fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::appending::testing::make_pipe;
+    use crate::errors::chain;
 
     #[test]
     fn holds_our_number_for_as_long_as_we_run() {
@@ -102,15 +151,36 @@ mod tests {
     #[test]
     fn a_full_disk_leaves_no_empty_file() {
         let path = std::env::temp_dir().join(format!("provisioner-pid3-{}", process::id()));
-        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
-        let error = PidFile::write(&path).unwrap_err();
-        assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+        fs::write(&path, "").unwrap();
+        let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let error = fill(&mut full, &path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert!(fs::symlink_metadata(&path).is_err(), "it is still there");
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_left_alone() {
+        let path = std::env::temp_dir().join(format!("provisioner-pid4-{}", process::id()));
+        make_pipe(&path);
+        let said = |path: &Path| chain(&PidFile::write(path).unwrap_err());
+        let shown = path.display();
+        assert_eq!(
+            said(&path),
+            format!("--pid: cannot write {shown}: it is a pipe, and a file is wanted")
+        );
+        // Not even to see whether it is ours.
+        remove(&path);
+        assert!(path.exists());
+        fs::remove_file(&path).unwrap();
+        assert!(said(Path::new("/tmp")).ends_with("/tmp: it is a directory, and a file is wanted"));
+        assert!(said(Path::new("/dev/full")).contains("No space left"), "it takes nothing");
+        drop(PidFile::write(Path::new("/dev/null")).unwrap());
+        assert!(Path::new("/dev/null").exists() && Path::new("/dev/full").exists());
     }
 
     #[test]
     fn names_a_file_that_cannot_be_written() {
         let error = PidFile::write(Path::new("/nowhere/pid")).unwrap_err();
-        assert_eq!(error.to_string(), "cannot write pid file /nowhere/pid");
+        assert_eq!(error.to_string(), "--pid: cannot write /nowhere/pid");
     }
 }

@@ -9,7 +9,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -366,11 +365,7 @@ struct Daemon {
 
 /// Fails if the daemon of this machine, if there is one, has the node in hand, has just served it, or doesn't say.
 fn ask_the_daemon(socket: &AdminSocket, node: &Identity, tell: Tell) -> Result<Daemon, Failed> {
-    let path = match socket {
-        AdminSocket::Off => return Ok(Daemon::default()),
-        AdminSocket::Usual => Path::new(socket::USUAL),
-        AdminSocket::At(path) => path,
-    };
+    let Some(path) = socket::path_of(socket) else { return Ok(Daemon::default()) };
     let answer = match client::ask(path, &Command::Node { node: node.to_string() }, true) {
         Ok(answer) => answer,
         Err(client::Error::Unreachable { source, .. })

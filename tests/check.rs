@@ -128,7 +128,14 @@ fn every_fault_of_the_settings_is_named() {
     let path = pipe.dir().join("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let pipe = pipe.set("jwt_verify_cert", path.display()).set("helper", path.display());
-    check(pipe, 78, &["is no readable file (it is no regular file)", "is not an executable file"]);
+    check(
+        pipe,
+        78,
+        &[
+            "is no readable file (it is a pipe, and a regular file is wanted)",
+            "is not an executable file",
+        ],
+    );
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn a_pipe_in_the_place_of_a_file_is_refused_at_once() {
     let refused = |command: &mut Command, code: i32, place: &str| {
         let (status, said) = end_of(command);
         assert_eq!(status, Some(code), "{place}: {said}");
-        let expected = format!("{place}it is no regular file");
+        let expected = format!("{place}it is a pipe, and a regular file is wanted");
         assert!(said.contains(&expected), "{expected:?} is not in {said}");
     };
     refused(program().arg(format!("@{pipe}")), 2, &format!("arguments file {pipe:?}: "));
@@ -121,11 +121,32 @@ fn a_pipe_in_the_place_of_a_file_is_refused_at_once() {
 }
 
 #[test]
+fn a_pipe_that_nobody_reads_is_not_waited_for() {
+    let site = Site::new(GOOD);
+    let pipe = site.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.display();
+    for (setting, others) in [("logfile", ""), ("audit_log", "logfile: stderr\n")] {
+        fs::write(site.path("p.yaml"), format!("{GOOD}{others}{setting}: {pipe}\n")).unwrap();
+        let (status, said) = end_of(&mut site.command());
+        // It may have a reader the next time.
+        assert_eq!(status, Some(1), "{said}");
+        let expected = format!("{setting}: cannot open {pipe}: it is a pipe that nobody reads: ");
+        assert!(said.contains(&expected), "{said}");
+    }
+    // The number of a process is looked up, not listened to.
+    fs::write(site.path("p.yaml"), format!("{GOOD}logfile: stderr\n")).unwrap();
+    let (status, said) = end_of(site.command().arg(format!("--pid={pipe}")));
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(&format!("--pid: cannot write {pipe}: it is a pipe, and ")), "{said}");
+}
+
+#[test]
 fn a_log_file_that_cannot_be_opened_ends_with_78() {
     let site = Site::new(&format!("{GOOD}logfile: /nowhere/x.log\n"));
     let output = site.command().output().unwrap();
     assert_eq!(output.status.code(), Some(78));
-    let expected = "choria-provisioner: error: cannot open log file /nowhere/x.log: No such file or directory (os error 2)\n";
+    let expected = "choria-provisioner: error: logfile: cannot open /nowhere/x.log: No such file or directory (os error 2)\n";
     assert_eq!(stderr(&output), expected);
 }
 
@@ -150,7 +171,7 @@ fn standard_error_gets_the_log_if_it_shall() {
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
     let said = stderr(&output);
-    assert!(said.contains("level=error msg=\"cannot write pid file /nowhere/pid: "), "{said}");
+    assert!(said.contains("level=error msg=\"--pid: cannot write /nowhere/pid: "), "{said}");
     assert_eq!(said.matches("/nowhere/pid").count(), 1, "said once: {said}");
 }
 
@@ -160,11 +181,7 @@ fn an_error_is_shown_where_the_log_is_not() {
     let output = site.command().args(["--pid", "/nowhere/pid"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
-    assert!(
-        stderr(&output).contains("cannot write pid file /nowhere/pid: "),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("--pid: cannot write /nowhere/pid: "), "{}", stderr(&output));
 }
 
 #[test]
@@ -289,7 +306,7 @@ fn debug_on_the_command_line_wins_over_the_file() {
 /// How long something may take that normally takes no time at all.
 const SOON: Duration = Duration::from_secs(20);
 
-const GOOD: &str = "helper: /bin/true\nchoria_insecure: true\n";
+const GOOD: &str = "helper: /bin/true\ntoken: s3cret\nchoria_insecure: true\n";
 
 /// The two files of one daemon, in a folder of their own.
 struct Site(PathBuf);

@@ -416,7 +416,7 @@ fn an_audit_log_that_cannot_be_opened_is_no_start_and_a_full_one_keeps_nobody_wa
     let wrong = Daemon::builder(&broker.address()).set("audit_log", "/nowhere/audit.log");
     let (code, log) = wrong.run_to_its_end();
     assert_eq!(code, 78, "{log}");
-    assert!(log.contains("cannot open audit log /nowhere/audit.log"), "{log}");
+    assert!(log.contains("audit_log: cannot open /nowhere/audit.log"), "{log}");
     let fleet = Fleet::builder(&broker.url()).nodes(3).start();
     let daemon = Daemon::builder(&broker.address()).set("audit_log", "/dev/full").start();
     fleet.wait_all_provisioned(within(SOON)).expect("provisioned");

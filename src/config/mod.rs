@@ -38,6 +38,7 @@ use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
 use crate::config::surroundings::Surroundings;
+use crate::file_kind;
 use crate::helper::{self, HelperCommand};
 use crate::jwt::VerifyKey;
 use crate::secret::Secret;
@@ -168,6 +169,16 @@ pub enum LogTarget {
     Discard,
     /// A file, appended to.
     File(PathBuf),
+}
+
+impl LogTarget {
+    /// The file, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            LogTarget::File(path) => Some(path),
+            LogTarget::Stdout | LogTarget::Stderr | LogTarget::Discard => None,
+        }
+    }
 }
 
 /// Where operators give their commands.
@@ -931,7 +942,8 @@ fn open(path: &Path) -> io::Result<OpenFile> {
     match file.metadata()?.file_type() {
         kind if kind.is_file() => Ok(file),
         kind if kind.is_dir() => Err(io::Error::from(rustix::io::Errno::ISDIR)),
-        _ => Err(io::Error::other("it is no regular file")),
+        // Most files are read more than once, which no pipe stands.
+        kind => Err(file_kind::refused(kind, "a regular file")),
     }
 }
 

@@ -202,8 +202,7 @@ impl Reloader {
     /// The audit log of `config`, ready to be written to.
     fn open_audit(&self, config: &Config) -> Result<Option<(Audit, audit::Running)>, NotReloaded> {
         let Some(path) = &config.audit_log else { return Ok(None) };
-        let file =
-            AuditFile::open_at_once(path).map_err(|error| NotReloaded(vec![chain(&error)]))?;
+        let file = AuditFile::open(path).map_err(|error| NotReloaded(vec![chain(&error)]))?;
         let started = file.start(&self.instance, self.metrics.clone());
         started.map(Some).map_err(|error: io::Error| {
             NotReloaded(vec![format!("could not start thread audit: {error}")])

@@ -58,21 +58,8 @@ impl AuditFile {
     ///
     /// [`OpenError`]
     pub fn open(path: &Path) -> Result<AuditFile, OpenError> {
-        AuditFile::with(path, appending::open)
-    }
-
-    /// The same, for those who have other work than to wait for whoever reads a pipe.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError`]
-    pub fn open_at_once(path: &Path) -> Result<AuditFile, OpenError> {
-        AuditFile::with(path, appending::open_at_once)
-    }
-
-    fn with(path: &Path, open: fn(&Path, u32) -> io::Result<File>) -> Result<AuditFile, OpenError> {
         let path = path.to_path_buf();
-        match open(&path, MODE) {
+        match appending::open(&path, MODE) {
             Ok(file) => Ok(AuditFile { path, file }),
             Err(source) => Err(OpenError { path, source }),
         }
@@ -113,7 +100,7 @@ pub struct OpenError {
 
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot open audit log {}", self.path.display())
+        write!(f, "audit_log: cannot open {}", self.path.display())
     }
 }
 
@@ -280,7 +267,7 @@ impl Writer {
     }
 
     fn open_again(&mut self) {
-        match AuditFile::open_at_once(&self.path) {
+        match AuditFile::open(&self.path) {
             Ok(AuditFile { file, .. }) => {
                 (self.file, self.is_torn) = (file, false);
                 log::info!(component = "audit"; "Opened the audit log again");

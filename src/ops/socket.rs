@@ -26,11 +26,21 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 
+use crate::config::AdminSocket;
 use crate::ops::command::{Answer, Command, Obey};
 use crate::ops::stop::{Stop, Stoppable};
 
 /// Where the socket is if nothing else is said and the directory exists.
 pub const USUAL: &str = "/run/choria-provisioner/admin.sock";
+
+/// Where commands find a daemon with this setting, if it listens.
+pub fn path_of(setting: &AdminSocket) -> Option<&Path> {
+    match setting {
+        AdminSocket::Usual => Some(Path::new(USUAL)),
+        AdminSocket::Off => None,
+        AdminSocket::At(path) => Some(path),
+    }
+}
 
 /// Clients at a time: a few operators and their scripts.
 const CLIENTS_MAX: usize = 8;
