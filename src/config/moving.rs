@@ -17,12 +17,14 @@ const LINE_MAX: usize = 64 << 10;
 pub fn differences(yaml: &Path, client: &Path, surroundings: &Surroundings) -> Vec<Finding> {
     let mut report = Report::new(yaml.display().to_string());
     // What is wrong with it is not the question.
-    if let Some(file) = read_yaml(yaml, &mut Report::default()) {
-        of_settings(&file, surroundings, &mut report);
+    let file = read_yaml(yaml, &mut Report::default());
+    if let Some(file) = &file {
+        of_settings(file, surroundings, &mut report);
     }
     let mut client_report = Report::new(client.display().to_string());
     if let Ok(bytes) = read_file(client) {
-        of_client(&String::from_utf8_lossy(&bytes), &mut client_report);
+        let is_insecure = file.as_ref().is_some_and(File::is_insecure);
+        of_client(&String::from_utf8_lossy(&bytes), is_insecure, &mut client_report);
     }
     report.append(client_report);
     report.warnings
@@ -62,7 +64,7 @@ fn of_settings(file: &File, surroundings: &Surroundings, report: &mut Report) {
     }
 }
 
-fn of_client(text: &str, report: &mut Report) {
+fn of_client(text: &str, is_insecure: bool, report: &mut Report) {
     let mut lines = text.split('\n').enumerate();
     if let Some((at, _)) = lines.find(|(_, line)| line.len() >= LINE_MAX)
         && text.split('\n').skip(at).any(|line| setting(line).is_some())
@@ -74,7 +76,8 @@ fn of_client(text: &str, report: &mut Report) {
         text.split('\n').filter_map(found).next_back().map(|(_, value)| value)
     };
     let provider = written(PROVIDER);
-    if provider.is_none_or(|provider| provider == "puppet") && written(SSLDIR).is_none() {
+    let is_puppet = !is_insecure && provider.is_none_or(|provider| provider == "puppet");
+    if is_puppet && written(SSLDIR).is_none() {
         report.warn(
             None,
             format!("{SSLDIR}: not set; the original asks Puppet for it, and here it is where Puppet has it by default"),
@@ -109,8 +112,14 @@ mod tests {
     fn says_what_the_client_file_means_to_the_original() {
         let check = |text: &str, expected: &[&str]| {
             let mut report = Report::new("c");
-            of_client(text, &mut report);
+            of_client(text, false, &mut report);
             found(&report, expected, text);
+            // Without security there are no such files.
+            let mut report = Report::new("c");
+            of_client(text, true, &mut report);
+            let others: Vec<&str> =
+                expected.iter().copied().filter(|text| !text.contains(SSLDIR)).collect();
+            found(&report, &others, text);
         };
         check("plugin.security.provider = file\n", &[]);
         check("plugin.choria.ssldir = /x\n", &[]);
