@@ -118,7 +118,7 @@ impl fmt::Display for Findings {
 /// Looks at everything. Takes as long as the slowest broker, which has a minute.
 pub fn run(wanted: &Wanted<'_>, surroundings: &Surroundings) -> Findings {
     let mut findings = Findings::default();
-    let Inspected { config, choria, report } =
+    let Inspected { config, choria, places, report } =
         config::inspect(wanted.config, wanted.choria_config, surroundings);
     let kind = if report.denied { Kind::NotPermitted } else { Kind::Configuration };
     for error in &report.errors {
@@ -136,9 +136,9 @@ pub fn run(wanted: &Wanted<'_>, surroundings: &Surroundings) -> Findings {
         }
     }
     if let Some(config) = &config {
-        helper::check(config, &mut findings);
-        let identity = known.map(|choria| choria.identity.as_str());
-        places::check(config, wanted.pid, identity, &mut findings);
+        helper::check(config, &places, &mut findings);
+        let identity = choria.as_ref().and_then(|choria| choria.identity.as_ref());
+        places::check(config, &places, wanted.pid, identity, &mut findings);
     } else if let Some(pid) = wanted.pid {
         places::check_pid(pid, &mut findings);
     }

@@ -98,11 +98,11 @@ fn every_fault_of_the_settings_is_named() {
             "jwt_verify_cert: /nowhere/key is no readable file",
             "choria.cfg:3: plugin.nats.credentials: ",
             "choria.cfg:4: ttl: 5",
-            "logfile: /nowhere/log: folder /nowhere: No such file",
-            "audit_log: /nowhere/audit: folder /nowhere: ",
+            "choria-provisioner.yaml:8: logfile: /nowhere/log: folder /nowhere: No such file",
+            "choria-provisioner.yaml:2: audit_log: /nowhere/audit: folder /nowhere: ",
             "--pid: /nowhere/pid: folder /nowhere: ",
-            "admin_socket: /nowhere/socket: folder /nowhere: ",
-            "monitor_port: cannot listen on monitor port 127.0.0.1:",
+            "choria-provisioner.yaml:1: admin_socket: /nowhere/socket: folder /nowhere: ",
+            "choria-provisioner.yaml:11: monitor_port: cannot listen on monitor port 127.0.0.1:",
         ],
     );
     check(offline().yaml("no colon"), 78, &["choria-provisioner.yaml"]);
@@ -110,7 +110,8 @@ fn every_fault_of_the_settings_is_named() {
     check(offline().without("helper"), 78, &["helper: must be set"]);
     let both = offline().set("active_active", "true").set("leader_election", "true");
     check(both, 78, &["active_active: "]);
-    check(offline().set("logfile", "/tmp"), 78, &["logfile: /tmp: Is a directory"]);
+    check(offline().argument("--pid=/tmp"), 78, &["--pid: /tmp: it is a directory"]);
+    check(offline().set("logfile", "/tmp"), 78, &["logfile: /tmp: it is a directory, and a file"]);
     check(offline().choria("plugin.choria.middleware_hosts", "a b"), 78, &["middleware_hosts: "]);
     check(
         offline().feature("ed25519", "true"),
@@ -152,6 +153,8 @@ fn a_log_that_is_a_pipe_is_a_warning_and_is_not_waited_for() {
 fn every_fault_of_the_helper_is_named() {
     let offline = || plain("127.0.0.1:1").argument("--offline");
     let bad = |script: &str, expected: &str| check(offline().helper(script), 78, &[expected]);
+    // Its place is that of the setting.
+    bad("#!/nowhere/sh\n", "choria-provisioner.yaml:2: helper: /nowhere/sh, which");
     bad("#!/nowhere/python3\n", "/nowhere/python3, which the first line of ");
     bad("#!/usr/bin/env no-such-language\n", "no-such-language, which the first line of ");
     bad("#!/bin/sh\r\n", "carriage return");
@@ -349,15 +352,7 @@ fn a_daemon_that_runs_is_not_disturbed() {
     let provisioners = Member::of_provisioners(&streams.broker.address());
     let (_subscription, heard) = provisioners.watch(">");
 
-    let output = program()
-        .args(["check", "--json", "--config"])
-        .arg(daemon.dir().join("choria-provisioner.yaml"))
-        .arg("--choria-config")
-        .arg(daemon.dir().join("choria.cfg"))
-        .env("MCOLLECTIVE_CERTNAME", "p1.example.net")
-        .output()
-        .unwrap();
-    let found = Found::read(&output);
+    let found = Found::beside(&daemon);
     assert_eq!((found.code, found.errors.len()), (0, 0), "{found:?}");
     assert!(found.warnings.iter().all(|text| text.contains("interval: ")), "{found:?}");
     daemon.assert_alive();
@@ -369,6 +364,46 @@ fn a_daemon_that_runs_is_not_disturbed() {
         subject.starts_with("choria.lifecycle.") || subject.starts_with("choria.provisioner.")
     };
     assert_eq!(subjects.iter().find(announced), None);
+}
+
+#[test]
+fn the_port_of_the_daemon_that_runs_with_these_settings_is_no_fault_whatever_else_is_wrong() {
+    let broker = NatsServer::start();
+    let builder = plain(&broker.address());
+    let (socket, pid) = (builder.dir().join("admin.sock"), builder.dir().join("pid"));
+    let daemon = builder
+        .set("admin_socket", socket.display())
+        .argument(&format!("--pid={}", pid.display()))
+        .start();
+    assert_eq!(Found::beside(&daemon).errors, [""; 0]);
+
+    // One mistake is one error.
+    daemon.write_setting("choria_insecure", "ture");
+    let found = Found::beside(&daemon);
+    assert_eq!((found.code, found.errors.len()), (78, 1), "{found:?}");
+    assert!(found.errors[0].contains("choria_insecure: found the text \"ture\""), "{found:?}");
+    daemon.write_setting("choria_insecure", "true");
+
+    // A name that is about to change is another daemon's, unless it answers at our socket or has the number in our pid file.
+    let client = daemon.dir().join("choria.cfg");
+    let written = fs::read_to_string(&client).unwrap();
+    let named = |name: &str| fs::write(&client, written.replace("provisioner.example.net", name));
+    named("new.example.net").unwrap();
+    assert_eq!(Found::beside(&daemon).errors, [""; 0]);
+    daemon.write_setting("admin_socket", "''");
+    let found = Found::beside(&daemon);
+    let pid = daemon.pid();
+    let expected =
+        format!("by a choria-provisioner that calls itself provisioner.example.net, process {pid}");
+    assert_eq!((found.code, found.errors.len()), (1, 1), "{found:?}");
+    assert!(found.errors[0].contains(&expected), "{found:?}");
+    let with_pid = check_beside(&daemon).arg("--pid").arg(daemon.dir().join("pid")).output();
+    assert_eq!(Found::read(&with_pid.unwrap()).errors, [""; 0]);
+    // Where nobody knows who we are, it may be.
+    named("a b").unwrap();
+    let found = Found::beside(&daemon);
+    assert_eq!((found.code, found.errors.len()), (78, 1), "{found:?}");
+    assert!(found.errors[0].contains("identity: "), "{found:?}");
 }
 
 #[test]
@@ -459,6 +494,16 @@ fn elected(streams: &Streams) -> Builder {
         .env("MCOLLECTIVE_CERTNAME", "p1.example.net")
 }
 
+/// `check` of the files of a daemon that runs.
+fn check_beside(daemon: &Daemon) -> Command {
+    let mut command = program();
+    command.args(["check", "--json", "--config"]);
+    command.arg(daemon.dir().join("choria-provisioner.yaml"));
+    command.arg("--choria-config").arg(daemon.dir().join("choria.cfg"));
+    command.env("MCOLLECTIVE_CERTNAME", "p1.example.net");
+    command
+}
+
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_choria-provisioner"))
 }
@@ -494,6 +539,11 @@ impl Found {
     #[track_caller]
     fn of(builder: Builder) -> Found {
         Found::read(&builder.command("check").arg("--json").output().unwrap())
+    }
+
+    #[track_caller]
+    fn beside(daemon: &Daemon) -> Found {
+        Found::read(&check_beside(daemon).output().unwrap())
     }
 
     #[track_caller]

@@ -46,7 +46,6 @@ fn the_defaults_shown_are_those_in_force() {
         .lines()
         .filter(|line| {
             let of_its_own = [
-                "token:",
                 "jwt_verify_cert:",
                 "upgrades_repository:",
                 "broker_provisioning_password:",
@@ -59,7 +58,7 @@ fn the_defaults_shown_are_those_in_force() {
         .map(|line| format!("{line}\n"))
         .collect();
     let (shown, warnings) = parse(&yaml);
-    let (in_force, _) = parse("helper: /bin/true\nchoria_insecure: true\n");
+    let (in_force, _) = parse("helper: /bin/true\ntoken: ''\nchoria_insecure: true\n");
     assert_eq!(format!("{shown:#?}"), format!("{in_force:#?}"));
     // Without their features, and the two keys that nobody has ever used.
     let is_idle = |warning: &String| warning.contains(": has no effect");
@@ -124,6 +123,27 @@ fn errors_of_both_files_are_listed_together() {
         assert!(!warnings.contains("choria_insecure"), "{warnings}");
     };
     check(["p.yaml:1: workers", "c.cfg:2: plugin.security.provider: unknown"]);
+    // Where it can't be read, the network may be of either kind; one that was misspelt is the only error.
+    let one = |yaml_text: &str, client_text: &str, expected: &str| {
+        fs::write(&yaml, format!("helper: /bin/true\ntoken: x\n{yaml_text}\n")).unwrap();
+        fs::write(&client, client_text).unwrap();
+        let report = config::load(&yaml, &client, &Surroundings::default()).unwrap_err();
+        let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+        assert!(errors.len() == 1 && report.warnings.is_empty(), "{report:?}");
+        assert!(errors[0].contains(expected), "{errors:?}");
+    };
+    let named = "identity = p\nplugin.choria.middleware_hosts = a:1\n";
+    one("choria_insecure: ture", named, "p.yaml:3: choria_insecure: found the text \"ture\"");
+    one(
+        "choria_insecur: true",
+        named,
+        "p.yaml:3: choria_insecur: unknown key; did you mean `choria_insecure`? Without that ",
+    );
+    one(
+        "choria_insecure: true\nbroker_provisioning_password: [x]",
+        named,
+        "p.yaml:4: broker_provisioning_password: found a list",
+    );
     fs::write(&client, "ttl = 5\nplugin.security.provider = file\n").unwrap();
     // Nobody knows what it says of security.
     fs::write(&yaml, "- \n").unwrap();

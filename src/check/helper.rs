@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::config::{Config, HelperMode};
+use crate::config::{Config, HelperMode, Places};
 use crate::helper::{Helper, HelperCommand};
 use crate::metrics::Metrics;
 
@@ -20,28 +20,32 @@ const WATCH: Duration = Duration::from_secs(1);
 /// Longest first line of a script that the kernel reads, in bytes.
 const FIRST_LINE_MAX: u64 = 256;
 
-pub(super) fn check(config: &Config, findings: &mut Findings) {
+pub(super) fn check(config: &Config, places: &Places, findings: &mut Findings) {
     if config.helper.is_nothing() {
         return;
     }
     if let Some(fault) = interpreter_fault(&config.helper) {
-        return findings.error(Kind::Configuration, format!("helper: {fault}"));
+        let fault = places.finding("helper", fault);
+        return findings.error(Kind::Configuration, fault.to_string());
     }
     if config.helper_mode == HelperMode::Persistent {
-        watch(config, findings);
+        watch(config, places, findings);
     }
 }
 
-fn watch(config: &Config, findings: &mut Findings) {
+fn watch(config: &Config, places: &Places, findings: &mut Findings) {
     let (command, limits) = (config.helper.clone(), config.helper_limits());
     let helper = Helper::persistent(command, limits, 1, Metrics::new(&config.site));
     match helper.watch(WATCH) {
         Ok(true) => {}
-        Ok(false) => findings.warn(format!(
-            "helper: {} goes on when its input has ended, and had to be killed",
-            config.helper.as_str()
-        )),
-        Err(error) => findings.error(Kind::Surroundings, format!("helper: {error}")),
+        Ok(false) => {
+            let helper = config.helper.as_str();
+            let text = format!("{helper} goes on when its input has ended, and had to be killed");
+            findings.warn(places.finding("helper", text).to_string());
+        }
+        Err(error) => {
+            findings.error(Kind::Surroundings, places.finding("helper", error).to_string());
+        }
     }
 }
 

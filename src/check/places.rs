@@ -1,18 +1,26 @@
 //! Files we write, the monitor port and the admin socket: whether we could use them. Nothing is made or written.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, FileType};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, CWD, OFlags, accessat};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::net::SocketAddrUnix;
+use serde::Deserialize;
 
-use crate::config::{AdminSocket, Config, LogTarget};
+use crate::appending;
+use crate::cli::PROGRAM;
+use crate::config::{AdminSocket, Config, Places};
 use crate::errors::chain;
+use crate::ops::client;
+use crate::ops::command::Command;
 use crate::ops::http::Monitor;
+use crate::ops::socket;
+use crate::pidfile;
+use crate::protocol::Identity;
 
 use super::{Findings, Kind};
 
@@ -25,15 +33,28 @@ const ANSWER_MAX: u64 = 4 << 20;
 /// `identity` is ours, if we know it.
 pub(super) fn check(
     config: &Config,
+    places: &Places,
     pid: Option<&Path>,
-    identity: Option<&str>,
+    identity: Option<&Identity>,
     findings: &mut Findings,
 ) {
-    if let LogTarget::File(path) = &config.logfile {
-        check_file("logfile", path, findings);
-    }
-    if let Some(path) = &config.audit_log {
-        check_file("audit_log", path, findings);
+    let files = [("logfile", config.logfile.path()), ("audit_log", config.audit_log.as_deref())];
+    for (setting, path) in files {
+        let Some(path) = path else { continue };
+        let shown = path.display();
+        match writable(path, appending::fits) {
+            Ok(Some(there)) if there.is_fifo() => {
+                let text = format!(
+                    "{shown} is a pipe, and the daemon only starts while somebody reads it"
+                );
+                findings.warn(places.finding(setting, text).to_string());
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let text = format!("{shown}: {error}");
+                findings.error(kind(&error), places.finding(setting, text).to_string());
+            }
+        }
     }
     if let Some(path) = pid {
         check_pid(path, findings);
@@ -41,53 +62,42 @@ pub(super) fn check(
     if let AdminSocket::At(path) = &config.admin_socket
         && let Err(error) = check_socket(path)
     {
-        findings.error(kind(&error), format!("admin_socket: {}: {error}", path.display()));
+        let text = format!("{}: {error}", path.display());
+        findings.error(kind(&error), places.finding("admin_socket", text).to_string());
     }
-    check_port(config, identity, findings);
+    check_port(config, places, pid, identity, findings);
 }
 
 pub(super) fn check_pid(path: &Path, findings: &mut Findings) {
-    check_file("--pid", path, findings);
+    if let Err(error) = writable(path, pidfile::fits) {
+        findings.error(kind(&error), format!("--pid: {}: {error}", path.display()));
+    }
 }
 
-/// Whether a file could be written.
-fn check_file(setting: &str, path: &Path, findings: &mut Findings) {
+/// Whether a file could be written, and what is there, if anything.
+fn writable(
+    path: &Path,
+    fits: impl FnOnce(FileType) -> io::Result<()>,
+) -> io::Result<Option<FileType>> {
     // What our own streams are says nothing about the daemon's.
     if path.starts_with("/dev") || path.starts_with("/proc") {
-        return;
+        return Ok(None);
     }
-    let shown = path.display();
-    match writable(path) {
-        Ok(kind) if kind.is_fifo() => {
-            findings.warn(format!(
-                "{setting}: {shown} is a pipe, and the daemon starts only once somebody reads it"
-            ));
-        }
-        Ok(_) => {}
-        Err(error) => findings.error(kind(&error), format!("{setting}: {shown}: {error}")),
-    }
-}
-
-/// What kind of file it is, or would be.
-fn writable(path: &Path) -> io::Result<fs::FileType> {
     match fs::metadata(path) {
-        Ok(metadata) if metadata.file_type().is_fifo() => {
+        // It is not opened: whoever reads a pipe would see its end.
+        Ok(there) => {
+            let there = there.file_type();
+            fits(there)?;
             accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS)?;
-            Ok(metadata.file_type())
-        }
-        Ok(metadata) => {
-            let flags = OFlags::NONBLOCK.bits() as i32;
-            OpenOptions::new().append(true).custom_flags(flags).open(path)?;
-            Ok(metadata.file_type())
+            Ok(Some(there))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let folder = folder_of(path);
             let access = Access::WRITE_OK | Access::EXEC_OK;
             accessat(CWD, folder, access, AtFlags::EACCESS)
                 .map_err(|error| in_folder(folder, error.into()))?;
-            let folder = fs::metadata(folder)?;
-            match folder.is_dir() {
-                true => Ok(folder.file_type()),
+            match fs::metadata(folder)?.is_dir() {
+                true => Ok(None),
                 false => Err(io::ErrorKind::NotADirectory.into()),
             }
         }
@@ -122,28 +132,64 @@ fn in_folder(folder: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("folder {}: {error}", folder.display()))
 }
 
-/// Whether the port is free, or a daemon with our identity has it: that one is ours, and its successor will get the port.
-fn check_port(config: &Config, identity: Option<&str>, findings: &mut Findings) {
+/// Whether the port is free, or a daemon of ours has it: its successor will get the port.
+fn check_port(
+    config: &Config,
+    places: &Places,
+    pid: Option<&Path>,
+    identity: Option<&Identity>,
+    findings: &mut Findings,
+) {
     if config.monitor_port == 0 {
         return;
     }
     let Err(error) = Monitor::bind(config.monitor_address, config.monitor_port) else { return };
+    let mut text = chain(&error);
     if error.is_in_use()
-        && identity
-            .is_some_and(|identity| serves(config.monitor_address, config.monitor_port, identity))
+        && let Some(holder) = Holder::of(config.monitor_address, config.monitor_port)
     {
-        return;
+        if holder.is_ours(config, pid, identity) {
+            return;
+        }
+        let Holder { identity, pid, .. } = holder;
+        text += &format!(" by a {PROGRAM} that calls itself {identity}, process {pid}");
     }
     let kind = if error.is_denied() { Kind::NotPermitted } else { Kind::Surroundings };
-    findings.error(kind, format!("monitor_port: {}", chain(&error)));
+    findings.error(kind, places.finding("monitor_port", text).to_string());
 }
 
-/// Whether a daemon that calls itself `identity` listens there.
-fn serves(address: IpAddr, port: u16, identity: &str) -> bool {
-    let address = if address.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address };
-    let Ok(answer) = status(SocketAddr::new(address, port)) else { return false };
-    let name = serde_json::json!(identity);
-    answer.contains(&format!("\"identity\":{name},"))
+/// A daemon like ours that has the port.
+#[derive(Debug, Deserialize)]
+struct Holder {
+    identity: String,
+    instance: String,
+    pid: u32,
+}
+
+impl Holder {
+    fn of(address: IpAddr, port: u16) -> Option<Holder> {
+        let address = if address.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address };
+        let answer = status(SocketAddr::new(address, port)).ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        serde_json::from_str(body).ok()
+    }
+
+    /// Whether it is the one that these settings are for: by its name, which may be about to change; by the number in the pid
+    /// file; or since it is the one at the admin socket.
+    fn is_ours(&self, config: &Config, pid: Option<&Path>, identity: Option<&Identity>) -> bool {
+        // Where our own name can't be made out, that has been said, and this may follow from it.
+        let is_named = identity.is_none_or(|ours| ours.as_str() == self.identity);
+        is_named
+            || pid.and_then(pidfile::read).is_some_and(|pid| pid == self.pid)
+            || self.is_at_socket(&config.admin_socket)
+    }
+
+    fn is_at_socket(&self, socket: &AdminSocket) -> bool {
+        let answer = socket::path_of(socket)
+            .and_then(|path| client::ask(path, &Command::Status {}, true).ok());
+        let there = answer.and_then(|answer| serde_json::from_str::<Holder>(&answer).ok());
+        there.is_some_and(|there| there.instance == self.instance)
+    }
 }
 
 /// What is said there about who it is.

@@ -127,6 +127,8 @@ pub struct Inspected {
     pub brokers: Brokers,
     /// Longest wait for a connection to a broker, within its bounds.
     pub connect_timeout: Duration,
+    /// Who we are.
+    pub identity: Option<Identity>,
     /// All of it, unless we don't know who we are or with which files we prove it. Good for use only if there was no error.
     pub config: Option<ChoriaConfig>,
 }
@@ -378,7 +380,8 @@ impl Draft {
             }
         };
         let connect_timeout = connect_timeout.clamp(CONNECT_TIMEOUT_LEAST, CONNECT_TIMEOUT_MAX);
-        let checked = identity(self.identity, surroundings, report).and_then(|identity| {
+        let identity = identity(self.identity, surroundings, report);
+        let checked = identity.clone().and_then(|identity| {
             let given = Given {
                 is_off: network.is_insecure,
                 is_elected: network.is_elected,
@@ -390,8 +393,8 @@ impl Draft {
             let checked = self.security.check(&given, report)?;
             Some((identity, checked))
         });
-        let Some((identity, Checked { security, certname, caller })) = checked else {
-            return Inspected { brokers, connect_timeout, config: None };
+        let Some((own, Checked { security, certname, caller })) = checked else {
+            return Inspected { brokers, connect_timeout, identity, config: None };
         };
         let caller = caller.or_else(|| {
             // The original takes the caller from a token without using it for anything else, too.
@@ -405,7 +408,7 @@ impl Draft {
         let config = ChoriaConfig {
             caller: caller.unwrap_or_else(|| format!("choria={certname}")),
             connection_name: certname,
-            identity,
+            identity: own,
             brokers: brokers.clone(),
             ttl_secs,
             discovery_timeout: Duration::from_secs(discovery_timeout.unsigned_abs()),
@@ -414,7 +417,7 @@ impl Draft {
             security,
             written: self.written,
         };
-        Inspected { brokers, connect_timeout, config: Some(config) }
+        Inspected { brokers, connect_timeout, identity, config: Some(config) }
     }
 }
 

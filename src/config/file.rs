@@ -2,12 +2,13 @@
 //!
 //! Reading checks types only and keeps lines; what values may be is checked by `config::Config`.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::config::duration::duration;
 use crate::config::report::{Report, nearest};
-use crate::config::yaml::{self, Kind, Node, Scalar, Value};
+use crate::config::yaml::{self, Entry, Kind, Node, Scalar, Value};
 use crate::secret::Secret;
 
 /// A value and the line of its key.
@@ -19,6 +20,19 @@ pub struct At<T> {
     pub value: T,
 }
 
+/// An unknown key that is probably meant to be another one.
+#[derive(Debug, Clone)]
+pub struct Misspelt {
+    /// Its line, from 1.
+    pub line: usize,
+    /// The key as it is written.
+    pub written: String,
+    /// The key that was meant.
+    pub meant: &'static str,
+    /// Its value is `true`.
+    pub is_on: bool,
+}
+
 /// Declares a map of the file: one optional field a key, and the list of all keys.
 macro_rules! settings {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $key:ident: $kind:ty,)* }) => {
@@ -26,18 +40,32 @@ macro_rules! settings {
         #[derive(Debug, Default)]
         pub struct $name {
             $($(#[$doc])* pub $key: Option<At<$kind>>,)*
+            /// Keys that are written there, with a value that has been reported as wrong: what they would say is not known.
+            pub unread: Vec<&'static str>,
+            /// Keys that are written there and not known.
+            pub misspelt: Vec<Misspelt>,
         }
 
         impl $name {
             /// Every key, in the order of the documentation.
             pub const KEYS: &[&str] = &[$(stringify!($key)),*];
 
+            /// The line of each key that is written there, as far as its value is known.
+            pub fn lines(&self) -> BTreeMap<&'static str, usize> {
+                let all = [$((stringify!($key), self.$key.as_ref().map(|at| at.line))),*];
+                all.into_iter().filter_map(|(key, line)| Some((key, line?))).collect()
+            }
+
             /// Takes one setting; `false` when there is none of that name.
             fn take(&mut self, path: &str, key: &str, line: usize, node: &Rc<Node>, report: &mut Report) -> bool {
                 $(if key.eq_ignore_ascii_case(stringify!($key)) {
                     let path = format!("{path}{}", stringify!($key));
                     if !is_null(node) {
+                        let errors = report.errors.len();
                         self.$key = <$kind>::read(&path, line, node, report).map(|value| At { line, value });
+                        if self.$key.is_none() && report.errors.len() > errors {
+                            self.unread.push(stringify!($key));
+                        }
                     }
                     return true;
                 })*
@@ -165,24 +193,38 @@ impl File {
         };
         for entry in entries {
             if !file.take("", &entry.key, entry.line, &entry.value, report) {
-                unknown("", &entry.key, entry.line, File::KEYS, report);
+                file.misspelt.extend(unknown("", &entry, File::KEYS, report));
             }
         }
         Some(file)
     }
 }
 
-fn unknown(path: &str, key: &str, line: usize, known: &[&str], report: &mut Report) {
+/// Warns of an unknown key.
+fn unknown(
+    path: &str,
+    entry: &Entry,
+    known: &[&'static str],
+    report: &mut Report,
+) -> Option<Misspelt> {
+    let Entry { key, line, value, .. } = entry;
     let shown: String = key.chars().take(60).collect();
-    let mut text = format!("{path}{}: unknown key, ignored", shown.escape_debug());
+    let shown = format!("{path}{}", shown.escape_debug());
+    let mut text = format!("{shown}: unknown key, ignored");
     let feature = key.to_ascii_lowercase();
     let feature = feature.strip_prefix("features.").unwrap_or(&feature);
+    let mut meant = None;
     if path.is_empty() && Features::KEYS.contains(&feature) {
         text += &format!("; did you mean `{feature}` below `features:`?");
-    } else if let Some(meant) = nearest(key, known.iter().copied()) {
-        text += &format!("; did you mean `{path}{meant}`?");
+    } else {
+        meant = nearest(key, known.iter().copied());
+        if let Some(meant) = meant {
+            text += &format!("; did you mean `{path}{meant}`?");
+        }
     }
-    report.warn(line, text);
+    report.warn(*line, text);
+    let is_on = matches!(value.value, Value::Scalar(Scalar { kind: Kind::Bool(true), .. }));
+    meant.map(|meant| Misspelt { line: *line, written: shown, meant, is_on })
 }
 
 fn is_null(node: &Node) -> bool {
@@ -281,7 +323,7 @@ impl Read for Features {
         let (mut features, path) = (Features::default(), format!("{path}."));
         for entry in entries {
             if !features.take(&path, &entry.key, entry.line, &entry.value, report) {
-                unknown(&path, &entry.key, entry.line, Features::KEYS, report);
+                features.misspelt.extend(unknown(&path, &entry, Features::KEYS, report));
             }
         }
         Some(features)

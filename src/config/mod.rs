@@ -16,6 +16,8 @@ pub mod signing;
 pub mod surroundings;
 pub mod yaml;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -33,7 +35,7 @@ use zeroize::Zeroizing;
 use crate::clock::unix_time;
 use crate::config::choria::{ChoriaConfig, Network};
 use crate::config::duration::words;
-use crate::config::file::{At, Features as WrittenFeatures, File};
+use crate::config::file::{At, File, Misspelt};
 use crate::config::pattern::from_go;
 use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
@@ -282,13 +284,33 @@ pub struct Inspected {
     pub config: Option<Config>,
     /// From Choria's client file, if it can be read.
     pub choria: Option<choria::Inspected>,
+    /// Where the settings of the YAML file are written.
+    pub places: Places,
     /// All that is wrong or strange.
     pub report: Report,
 }
 
+/// Where settings are written.
+#[derive(Debug, Default)]
+pub struct Places {
+    file: String,
+    lines: BTreeMap<&'static str, usize>,
+}
+
+impl Places {
+    /// What is to be said of the setting `key`, with its place.
+    pub fn finding(&self, key: &str, text: impl fmt::Display) -> Finding {
+        Finding {
+            file: self.file.clone(),
+            line: self.lines.get(key).copied(),
+            text: format!("{key}: {text}"),
+        }
+    }
+}
+
 impl Inspected {
     fn settings(self) -> Result<Settings, Report> {
-        let Inspected { config, choria, report } = self;
+        let Inspected { config, choria, report, .. } = self;
         match (config, choria.and_then(|inspected| inspected.config)) {
             (Some(config), Some(choria)) if report.errors.is_empty() => {
                 Ok(Settings { config, choria, warnings: report.warnings })
@@ -312,25 +334,78 @@ fn read(
 ) -> Inspected {
     let mut report = Report::new(yaml.display().to_string());
     let file = read_yaml(yaml, &mut report);
-    // Whatever else is wrong with it, it says what kind of network it is for.
-    let password = file.as_ref().and_then(File::password);
-    let kind = file.as_ref().map(|file| Network {
-        is_insecure: file.is_insecure(),
-        is_elected: file.leader_election.as_ref().is_some_and(|at| at.value),
-        password: password.as_ref(),
-    });
+    let lines = file.as_ref().map(File::lines).unwrap_or_default();
+    let places = Places { file: yaml.display().to_string(), lines };
+    let choria = read_client(client, file.as_ref(), surroundings, &mut report);
     let config = file.map(|file| Config::check(file, helper, &mut report));
+    report.append(choria.1);
+    Inspected { config, choria: choria.0, places, report }
+}
 
-    let mut client_report = Report::new(client.display().to_string());
-    // What a secure network lacks would be news of a mistake that may not have been made.
-    let network = kind.unwrap_or(Network { is_insecure: true, ..Network::default() });
-    let choria = ChoriaConfig::inspect(client, network, surroundings, &mut client_report);
-    if kind.is_none() {
-        // Nor is what has no effect in an insecure one.
-        client_report.warnings.clear();
+/// Reads the client file at `path` for the kind of network that the YAML says it is, whatever else is wrong with that.
+fn read_client(
+    path: &Path,
+    yaml: Option<&File>,
+    surroundings: &Surroundings,
+    yaml_report: &mut Report,
+) -> (Option<choria::Inspected>, Report) {
+    let is_unread = |key: &str| yaml.is_none_or(|file| file.unread.contains(&key));
+    let is_login_unread = is_unread("broker_provisioning_password");
+    let password = match yaml {
+        // There is one.
+        Some(_) if is_login_unread => Some(Secret::new("unread")),
+        _ => yaml.and_then(File::password),
+    };
+    let inspect = |is_insecure| {
+        let network = Network {
+            is_insecure,
+            is_elected: yaml
+                .and_then(|file| file.leader_election.as_ref())
+                .is_some_and(|at| at.value),
+            password: password.as_ref(),
+        };
+        let mut report = Report::new(path.display().to_string());
+        let mut inspected = ChoriaConfig::inspect(path, network, surroundings, &mut report);
+        // Without it no broker would let us in, which is no news.
+        if let (true, Some(inspected)) = (is_login_unread, &mut inspected) {
+            inspected.config = None;
+        }
+        (inspected, report)
+    };
+    // What a secure network lacks would be news of a mistake that may not have been made, and so would be what has no effect in
+    // an insecure one.
+    let inspect_neither = || {
+        let (mut inspected, mut report) = inspect(true);
+        report.warnings.clear();
+        if let Some(inspected) = &mut inspected {
+            inspected.config = None;
+        }
+        (inspected, report)
+    };
+    if is_unread("choria_insecure") {
+        return inspect_neither();
     }
-    report.append(client_report);
-    Inspected { config, choria, report }
+    let (found, report) = inspect(yaml.is_some_and(File::is_insecure));
+    let misspelt = yaml.into_iter().flat_map(|file| &file.misspelt);
+    let Some(misspelt) =
+        misspelt.into_iter().find(|key| key.meant == "choria_insecure" && key.is_on)
+    else {
+        return (found, report);
+    };
+    let (found_unsecured, unsecured) = inspect_neither();
+    match report.errors.iter().find(|error| !unsecured.errors.contains(error)) {
+        None => (found, report),
+        Some(follows) => {
+            // One mistake, said once.
+            let Misspelt { line, written, .. } = misspelt;
+            yaml_report.warnings.retain(|warning| warning.line != Some(*line));
+            let text = format!(
+                "{written}: unknown key; did you mean `choria_insecure`? Without that {follows}"
+            );
+            yaml_report.error(*line, text);
+            (found_unsecured, unsecured)
+        }
+    }
 }
 
 /// Reads where operators give their commands from the YAML at `path`, and nothing else: whoever gives one need not be able to
@@ -377,10 +452,16 @@ impl Config {
     fn check(file: File, given: Option<HelperCommand>, report: &mut Report) -> Config {
         let choria_insecure = file.is_insecure();
         let broker_provisioning_password = file.password();
-        let features = features(file.features.as_ref(), report);
-        check_unused(&file, features, report);
-        let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
-        let jwt_verify_cert = jwt_verify_cert(file.jwt_verify_cert, features, report);
+        let wanted = Wanted::of(&file, report);
+        check_unused(&file, wanted, report);
+        let features = wanted.features();
+        // What can't be read is there, and what depends on it may be right.
+        let is_known = |key: &str| !file.unread.contains(&key);
+        if is_known("token") {
+            check_token(file.token.as_ref(), wanted.verified(), report);
+        }
+        let jwt_verify_cert =
+            jwt_verify_cert(file.jwt_verify_cert, wanted, is_known("jwt_verify_cert"), report);
         let signing = signing::Written {
             key: file.jwt_signing_key,
             token: file.jwt_signing_token,
@@ -388,8 +469,10 @@ impl Config {
         };
         let upgrades_optional = file.upgrades_optional.is_some_and(|at| at.value);
         let interval = interval(file.interval, report);
+        let retry_least = if is_known("interval") { interval } else { secs(1) };
         let helper_timeout =
             bounded("helper_timeout", file.helper_timeout, secs(10), ms(100)..=secs(600), report);
+        let helper_least = if is_known("helper_timeout") { helper_timeout } else { secs(0) };
         Config {
             workers: workers(file.workers, report),
             interval,
@@ -409,22 +492,25 @@ impl Config {
                 .filter(|path| !path.as_os_str().is_empty()),
             broker_provisioning_password,
             cert_deny_list: cert_deny_list(file.cert_deny_list, report),
-            server_jwt_validity: signing::validity(&signing, is_issuer, report),
-            signing: if is_issuer {
-                signing::signing(signing, jwt_verify_cert.as_ref(), unix_time(), report)
-            } else {
-                None
+            server_jwt_validity: signing::validity(&signing, wanted.ed25519 == Switch::On, report),
+            signing: match wanted.ed25519 {
+                Switch::Off => None,
+                Switch::Unknown if signing.key.is_none() => None,
+                Switch::On if !is_known("jwt_signing_key") => None,
+                Switch::On | Switch::Unknown => {
+                    signing::signing(signing, jwt_verify_cert.as_ref(), unix_time(), report)
+                }
             },
             jwt_verify_cert,
             features,
             upgrades_repository: upgrades_repository(
                 file.upgrades_repository,
-                features.upgrades,
+                features.upgrades && is_known("upgrades_repository"),
                 upgrades_optional,
                 report,
             ),
             upgrades_optional,
-            node_timeout: node_timeout(file.node_timeout, helper_timeout, report),
+            node_timeout: node_timeout(file.node_timeout, helper_least, report),
             probe_timeout: bounded(
                 "probe_timeout",
                 file.probe_timeout,
@@ -447,7 +533,7 @@ impl Config {
                 0 => None,
                 limit => Some(limit as u32),
             },
-            retry_max: retry_max(file.retry_max, interval, report),
+            retry_max: retry_max(file.retry_max, retry_least, report),
             helper_mode: helper_mode(file.helper_mode, report),
             helper_timeout,
             helper_output_max: bounded(
@@ -464,9 +550,9 @@ impl Config {
                 secs(0)..=secs(10),
                 report,
             ),
-            cooperation: cooperation(file.leader_election, file.active_active, features, report),
+            cooperation: cooperation(file.leader_election, file.active_active, wanted, report),
             helper: given
-                .or_else(|| helper(file.helper, report))
+                .or_else(|| helper(file.helper, is_known("helper"), report))
                 .unwrap_or_else(HelperCommand::nothing),
         }
     }
@@ -485,7 +571,7 @@ impl File {
 }
 
 /// Says of every setting that does nothing in this file what would make it count.
-fn check_unused(file: &File, features: Features, report: &mut Report) {
+fn check_unused(file: &File, wanted: Wanted, report: &mut Report) {
     const OF_THE_ORIGINAL: &str = ", as in the original";
     const NO_JWT: &str = " without `features.jwt`: nodes show no provisioning JWT, and anybody may claim to be one of them";
     const NO_SERVER_JWT: &str = " without `features.ed25519`: nodes get no server JWT";
@@ -497,22 +583,24 @@ fn check_unused(file: &File, features: Features, report: &mut Report) {
         setting.as_ref().filter(|at| is_something(&at.value)).map(|at| at.line)
     }
     let text = |setting| is_written(setting, |text: &String| !text.is_empty());
-    let is_issuer = features.enrollment == Enrollment::OrganizationIssuer;
-    let has_csr = features.enrollment == Enrollment::Pki;
-    let has_monitor = is_written(&file.monitor_port, |port| *port != 0).is_some();
+    let counts = |feature: Switch| feature != Switch::Off;
+    let (has_jwt, is_issuer) = (counts(wanted.verified()), counts(wanted.ed25519));
+    let (has_csr, has_upgrade) = (counts(wanted.pki), counts(wanted.upgrades));
+    let has_monitor = is_written(&file.monitor_port, |port| *port != 0).is_some()
+        || file.unread.contains(&"monitor_port");
     let validity = is_written(&file.server_jwt_validity, |_| true);
     let deny = is_written(&file.cert_deny_list, |list| !list.is_empty());
     let optional = is_written(&file.upgrades_optional, |is_optional| *is_optional);
     for (counts, key, line, why) in [
         (false, "broker_port", is_written(&file.broker_port, |_| true), OF_THE_ORIGINAL),
         (false, "rego_policy", is_written(&file.rego_policy, |_| true), OF_THE_ORIGINAL),
-        (features.jwt, "jwt_verify_cert", text(&file.jwt_verify_cert), NO_JWT),
+        (has_jwt, "jwt_verify_cert", text(&file.jwt_verify_cert), NO_JWT),
         (is_issuer, "jwt_signing_key", text(&file.jwt_signing_key), NO_SERVER_JWT),
         (is_issuer, "jwt_signing_token", text(&file.jwt_signing_token), NO_SERVER_JWT),
         (is_issuer, "server_jwt_validity", validity, NO_SERVER_JWT),
         (has_csr, "cert_deny_list", deny, NO_CSR),
-        (features.upgrades, "upgrades_repository", text(&file.upgrades_repository), NO_UPGRADE),
-        (features.upgrades, "upgrades_optional", optional, NO_UPGRADE),
+        (has_upgrade, "upgrades_repository", text(&file.upgrades_repository), NO_UPGRADE),
+        (has_upgrade, "upgrades_optional", optional, NO_UPGRADE),
         (has_monitor, "monitor_address", text(&file.monitor_address), NO_MONITOR),
     ] {
         if let (false, Some(line)) = (counts, line) {
@@ -521,33 +609,97 @@ fn check_unused(file: &File, features: Features, report: &mut Report) {
     }
 }
 
-fn features(written: Option<&At<WrittenFeatures>>, report: &mut Report) -> Features {
-    let Some(At { value: written, .. }) = written else {
-        return Features { jwt: false, upgrades: false, enrollment: Enrollment::Off };
-    };
-    let is_on = |flag: &Option<At<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
-    let enrollment = match (is_on(&written.pki), is_on(&written.ed25519)) {
-        (true, true) => {
+/// Warns of a provisioning token that is missing. An empty one says that there is none, which is so where nodes were built without.
+///
+/// Source: `util.go` in go-choria's `providers/agent/mcorpc/golang/provision`.
+fn check_token(written: Option<&At<Secret>>, verified: Switch, report: &mut Report) {
+    if written.is_some_and(|at| !at.value.expose().is_empty()) {
+        return;
+    }
+    let line = written.map(|at| at.line);
+    match (verified, line) {
+        (Switch::On, _) => report.warn(
+            line,
+            "token: not set; nodes with a provisioning JWT refuse every request without the token in its claim `cht`",
+        ),
+        (Switch::Off, None) => report.warn(
+            None,
+            "token: not set; nodes with a provisioning.jwt refuse every request without the token in its claim `cht`. If yours know none, `token: ''` says so",
+        ),
+        (Switch::Off, Some(_)) | (Switch::Unknown, _) => {}
+    }
+}
+
+/// What a switch says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Switch {
+    On,
+    Off,
+    /// Nobody knows: what is written there is wrong. That has been said, and what would follow from it must not be.
+    Unknown,
+}
+
+/// The features as they are wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    jwt: Switch,
+    pki: Switch,
+    ed25519: Switch,
+    upgrades: Switch,
+}
+
+impl Wanted {
+    fn of(file: &File, report: &mut Report) -> Wanted {
+        let Some(At { value: written, .. }) = &file.features else {
+            let all = if file.unread.contains(&"features") { Switch::Unknown } else { Switch::Off };
+            return Wanted { jwt: all, pki: all, ed25519: all, upgrades: all };
+        };
+        let switch = |key: &str, flag: &Option<At<bool>>| match flag {
+            Some(At { value: true, .. }) => Switch::On,
+            None if written.unread.contains(&key) => Switch::Unknown,
+            Some(At { value: false, .. }) | None => Switch::Off,
+        };
+        let mut wanted = Wanted {
+            jwt: switch("jwt", &written.jwt),
+            pki: switch("pki", &written.pki),
+            ed25519: switch("ed25519", &written.ed25519),
+            upgrades: switch("upgrades", &written.upgrades),
+        };
+        if (wanted.pki, wanted.ed25519) == (Switch::On, Switch::On) {
             let line = written.ed25519.as_ref().map(|flag| flag.line);
             report.error(line, "features: can only enable one of `pki` and `ed25519`");
-            Enrollment::Off
+            (wanted.pki, wanted.ed25519) = (Switch::Unknown, Switch::Unknown);
         }
-        (true, false) => Enrollment::Pki,
-        (false, true) => Enrollment::OrganizationIssuer,
-        (false, false) => Enrollment::Off,
-    };
-    Features {
-        // Without a verified JWT anybody could have a server JWT made, so one feature brings the other.
-        jwt: is_on(&written.jwt) || enrollment == Enrollment::OrganizationIssuer,
-        upgrades: is_on(&written.upgrades),
-        enrollment,
+        wanted
+    }
+
+    /// Whether provisioning JWTs are verified. Without that anybody could have a server JWT made, so one feature brings the other.
+    fn verified(self) -> Switch {
+        match (self.jwt, self.ed25519) {
+            (Switch::On, _) | (_, Switch::On) => Switch::On,
+            (Switch::Off, Switch::Off) => Switch::Off,
+            (Switch::Unknown, _) | (_, Switch::Unknown) => Switch::Unknown,
+        }
+    }
+
+    /// What is not known is off: then there is an error, and nobody runs with these.
+    fn features(self) -> Features {
+        Features {
+            jwt: self.verified() == Switch::On,
+            upgrades: self.upgrades == Switch::On,
+            enrollment: match (self.pki, self.ed25519) {
+                (Switch::On, _) => Enrollment::Pki,
+                (_, Switch::On) => Enrollment::OrganizationIssuer,
+                (Switch::Off | Switch::Unknown, Switch::Off | Switch::Unknown) => Enrollment::Off,
+            },
+        }
     }
 }
 
 fn cooperation(
     leader_election: Option<At<bool>>,
     active_active: Option<At<bool>>,
-    features: Features,
+    wanted: Wanted,
     report: &mut Report,
 ) -> Cooperation {
     let is_on = |written: Option<At<bool>>| written.filter(|at| at.value).map(|at| at.line);
@@ -555,7 +707,7 @@ fn cooperation(
         (None, None) => Cooperation::Alone,
         (Some(_), None) => Cooperation::Elected,
         (None, Some(line)) => {
-            if !features.jwt && features.enrollment == Enrollment::Off {
+            if [wanted.jwt, wanted.pki, wanted.ed25519].iter().all(|one| *one == Switch::Off) {
                 let text = "active_active: without `features.jwt`, `features.pki` and `features.ed25519` a node is not locked before it is configured: the helper may run twice for one that changes hands";
                 report.warn(line, text.to_owned());
             }
@@ -728,37 +880,31 @@ fn cert_deny_list(written: Option<At<Vec<At<String>>>>, report: &mut Report) -> 
 
 fn jwt_verify_cert(
     written: Option<At<String>>,
-    features: Features,
+    wanted: Wanted,
+    is_known: bool,
     report: &mut Report,
 ) -> Option<VerifyKeySource> {
     let Some(At { line, value }) = written.filter(|at| !at.value.is_empty()) else {
-        if features.jwt {
-            let feature = if features.enrollment == Enrollment::OrganizationIssuer {
-                "ed25519"
-            } else {
-                "jwt"
-            };
+        if wanted.verified() == Switch::On && is_known {
+            let feature = if wanted.ed25519 == Switch::On { "ed25519" } else { "jwt" };
             let text = format!("jwt_verify_cert: must be set when `features.{feature}` is on");
             report.error(None, text);
         }
         return None;
     };
     let path = Path::new(&value);
+    let is_looked_at = wanted.verified() != Switch::Off;
     // A file wins over a key, as in the original.
     if !path.exists()
         && let Some(key) = hex_key(&value)
     {
-        if features.jwt
-            && let Err(error) = VerifyKey::from_ed25519(&key)
-        {
+        if is_looked_at && let Err(error) = VerifyKey::from_ed25519(&key) {
             report.error(line, format!("jwt_verify_cert: {value} is no key: {error}"));
         }
         return Some(VerifyKeySource::Ed25519(key));
     }
     // An unused key file may be missing: the original never looks at it.
-    if features.jwt
-        && let Err(why) = check_verify_key(path, report)
-    {
+    if is_looked_at && let Err(why) = check_verify_key(path, report) {
         report.error(line, format!("jwt_verify_cert: {value} {why}"));
     }
     Some(VerifyKeySource::File(path.to_path_buf()))
@@ -849,9 +995,15 @@ fn retry_max(written: Option<At<Duration>>, interval: Duration, report: &mut Rep
     bounded("retry_max", written, default, interval..=secs(24 * 3600).max(interval), report)
 }
 
-fn helper(written: Option<At<String>>, report: &mut Report) -> Option<HelperCommand> {
+fn helper(
+    written: Option<At<String>>,
+    is_known: bool,
+    report: &mut Report,
+) -> Option<HelperCommand> {
     let Some(At { line, value }) = written.filter(|at| !at.value.trim().is_empty()) else {
-        report.error(None, "helper: must be set; it decides what nodes become");
+        if is_known {
+            report.error(None, "helper: must be set; it decides what nodes become");
+        }
         return None;
     };
     match HelperCommand::parse(&value) {
@@ -981,7 +1133,7 @@ mod tests {
         assert_eq!(config.logfile, LogTarget::Stdout);
         assert_eq!(config.loglevel, LevelFilter::Info);
         assert_eq!(config.log_format, LogFormat::Auto);
-        assert_eq!(config.token.expose(), "");
+        assert_eq!(config.token.expose(), "s3cret");
         assert_eq!(config.lifecycle_component, "provision_mode_server");
         assert_eq!(config.site, "");
         assert_eq!(config.monitor_port, 0);
@@ -1364,10 +1516,78 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_cannot_be_read_is_one_error_and_nothing_follows_from_it() {
+        for text in [
+            "features: [jwt]\njwt_verify_cert: tests/vectors/captures/insecure/jwt-signer.pem",
+            "features: {jwt: ture}",
+            "features: {ed25519: ture}\njwt_verify_cert: tests/vectors/captures/issuer/issuer.public",
+            "features: {upgrades: ture}\nupgrades_repository: /srv",
+            "features: {jwt: on}\njwt_verify_cert: [x]",
+            "features: {upgrades: on}\nupgrades_repository: [x]",
+            "monitor_port: '9100'\nmonitor_address: '::1'",
+            "interval: 5\nretry_max: 30s",
+            "helper_timeout: 1\nnode_timeout: 65s",
+            "token: [x]",
+        ] {
+            let mut report = Report::new("t.yaml");
+            let config = Config::parse(format!("{}{text}\n", base(text)).as_bytes(), &mut report);
+            assert!(config.is_none() && report.errors.len() == 1, "{text}: {report:?}");
+            assert_eq!(report.warnings, [], "{text}");
+        }
+        let mut report = Report::new("t.yaml");
+        assert!(Config::parse(b"helper: [a]\ntoken: x\n", &mut report).is_none());
+        assert_eq!(report.errors.len(), 1, "{report:?}");
+        // What is there can be looked at all the same.
+        wrong(
+            "features: {ed25519: ture}\njwt_signing_key: /nowhere\njwt_verify_cert: /nowhere",
+            &["features.ed25519: found", "jwt_verify_cert: /nowhere", "jwt_signing_key: /nowhere"],
+        );
+    }
+
+    #[test]
+    fn features_that_exclude_each_other_leave_no_setting_without_effect() {
+        let text = "features: {ed25519: on, pki: on}\njwt_verify_cert: tests/vectors/captures/issuer/issuer.public\n\
+             jwt_signing_key: /nowhere\njwt_signing_token: /nowhere\nserver_jwt_validity: 90d\ncert_deny_list: [a]";
+        let mut report = Report::new("t.yaml");
+        assert!(Config::parse(format!("{}{text}\n", base(text)).as_bytes(), &mut report).is_none());
+        let lines: Vec<_> = report.errors.iter().map(|error| error.line).collect();
+        assert_eq!(lines, [Some(3), Some(5), Some(6)], "{report:?}");
+        assert_eq!(report.warnings, []);
+        // None of them must be set before it is known which one is meant.
+        wrong("features: {ed25519: on, pki: on}", &["can only enable one of"]);
+    }
+
+    #[test]
+    fn a_missing_provisioning_token_is_a_warning_unless_it_is_said_that_there_is_none() {
+        let jwt =
+            "features: {jwt: on}\njwt_verify_cert: tests/vectors/captures/insecure/jwt-signer.pem";
+        let said = |text: &str| {
+            let mut report = Report::new("t.yaml");
+            Config::parse(format!("helper: /bin/true\n{text}\n").as_bytes(), &mut report).unwrap();
+            report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(said("token: ''"), [""; 0]);
+        assert_eq!(said(&format!("token: x\n{jwt}")), [""; 0]);
+        for (text, expected) in [
+            (String::new(), "t.yaml: token: not set; nodes with a provisioning.jwt refuse"),
+            (jwt.to_owned(), "t.yaml: token: not set; nodes with a provisioning JWT refuse"),
+            (
+                format!("token: ''\n{jwt}"),
+                "t.yaml:2: token: not set; nodes with a provisioning JWT",
+            ),
+        ] {
+            let warnings = said(&text);
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
+            assert!(warnings[0].starts_with(expected), "{warnings:?}");
+        }
+    }
+
+    #[test]
     fn a_network_is_secure_unless_it_is_said_not_to_be() {
         let mut report = Report::new("t.yaml");
-        assert!(!Config::parse(b"helper: /bin/true\n", &mut report).unwrap().choria_insecure);
-        let yaml = b"helper: /bin/true\nchoria_insecure: no\n";
+        let yaml = b"helper: /bin/true\ntoken: x\n";
+        assert!(!Config::parse(yaml, &mut report).unwrap().choria_insecure);
+        let yaml = b"helper: /bin/true\ntoken: x\nchoria_insecure: no\n";
         assert!(!Config::parse(yaml, &mut report).unwrap().choria_insecure);
         assert!(report.errors.is_empty() && report.warnings.is_empty(), "{report:?}");
     }
@@ -1536,13 +1756,13 @@ mod tests {
     #[test]
     fn lists_all_errors_at_once() {
         let mut report = Report::new("t.yaml");
-        let text = b"workers: four\ninterval: 60\nsite: a\nsite: b\nfeatures: {jwt: on, x: y}\nlogevel: info\n";
+        let text = b"token: x\nworkers: four\ninterval: 60\nsite: a\nsite: b\nfeatures: {jwt: on, x: y}\nlogevel: info\n";
         assert!(Config::parse(text, &mut report).is_none());
         let errors: Vec<_> = report.errors.iter().map(|error| error.to_string()).collect();
         for expected in [
-            "t.yaml:1: workers",
-            "t.yaml:2: interval",
-            "t.yaml:4: site: given twice",
+            "t.yaml:2: workers",
+            "t.yaml:3: interval",
+            "t.yaml:5: site: given twice",
             "helper",
             "jwt_verify_cert",
         ] {
@@ -1572,16 +1792,21 @@ mod tests {
         }
     }
 
-    /// Two lines that every file needs, so that those of a test begin on the third.
-    const BASE: &str = "helper: /bin/true\nchoria_insecure: true\n";
+    /// Two lines that every file needs, so that those of a test begin on the third; there is a token unless a test is about it.
+    fn base(text: &str) -> &'static str {
+        match text.lines().any(|line| line.starts_with("token:")) {
+            true => "helper: /bin/true\n\n",
+            false => "helper: /bin/true\ntoken: s3cret\n",
+        }
+    }
 
     #[track_caller]
     fn good(text: &str) -> (Config, Vec<String>) {
         let mut report = Report::new("t.yaml");
         // A file in JSON style stands alone.
         let whole = match text.strip_prefix('{') {
-            Some(rest) => format!("{{helper: /bin/true, choria_insecure: on, {rest}"),
-            None => format!("{BASE}{text}\n"),
+            Some(rest) => format!("{{helper: /bin/true, {rest}"),
+            None => format!("{}{text}\n", base(text)),
         };
         let config = Config::parse(whole.as_bytes(), &mut report);
         assert!(report.errors.is_empty(), "{text:?}: {:?}", report.errors);
@@ -1606,7 +1831,7 @@ mod tests {
     #[track_caller]
     fn wrong(text: &str, expected: &[&str]) {
         let mut report = Report::new("t.yaml");
-        let config = Config::parse(format!("{BASE}{text}\n").as_bytes(), &mut report);
+        let config = Config::parse(format!("{}{text}\n", base(text)).as_bytes(), &mut report);
         let errors: Vec<_> = report.errors.iter().map(|error| error.to_string()).collect();
         assert!(config.is_none() && errors.len() == expected.len(), "{text:?}: {errors:#?}");
         for (error, expected) in errors.iter().zip(expected) {
