@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use crossbeam_channel::{Receiver, at, bounded, select_biased};
+use openssl::pkey::PKey;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -606,7 +607,30 @@ impl Secrets {
     }
 
     fn out_of(&self, text: String) -> String {
+        let text = self.out_of_base64(text);
         self.0.iter().fold(text, |text, secret| text.replace(secret, HIDDEN))
+    }
+
+    /// Without what is a secret in base64: a key that was packed into one line, or the password of an `Authorization` header.
+    fn out_of_base64(&self, text: String) -> String {
+        let whole: String = text.split_ascii_whitespace().collect();
+        if self.is_packed_secret(&whole) {
+            return HIDDEN.to_owned();
+        }
+        let is_digit = |c: char| c.is_ascii_alphanumeric() || "+/-_=".contains(c);
+        let words = text.split(|c: char| !is_digit(c));
+        let secrets: Vec<&str> = words.filter(|word| self.is_packed_secret(word)).collect();
+        secrets.into_iter().fold(text.clone(), |text, secret| text.replace(secret, HIDDEN))
+    }
+
+    /// Whether it is base64 of either kind, padded or not, of a private key or of a text with a secret of ours in it.
+    fn is_packed_secret(&self, text: &str) -> bool {
+        let digits = text.trim_end_matches('=').replace('-', "+").replace('_', "/");
+        let Ok(bytes) = STANDARD_NO_PAD.decode(digits) else { return false };
+        let unpacked = String::from_utf8_lossy(&bytes);
+        unpacked.contains("PRIVATE KEY-----")
+            || self.0.iter().any(|secret| unpacked.contains(secret))
+            || PKey::private_key_from_der(&bytes).is_ok()
     }
 }
 
@@ -631,6 +655,7 @@ fn is_secret(key: &str) -> bool {
 mod tests {
     use std::fmt::Write as _;
 
+    use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
     use zeroize::Zeroizing;
 
@@ -675,6 +700,32 @@ mod tests {
         );
         let quoted = |secret: &str| secrets.out_of(format!("abc {secret} {secret:?}"));
         assert_eq!(quoted("s3cret\\n2"), "abc *** \"***\"");
+    }
+
+    #[test]
+    fn secrets_are_hidden_in_base64_too() {
+        let secrets = Secrets::new(["s3cret"].into_iter());
+        let check = |text: &str, expected: &str| {
+            assert_eq!(secrets.hidden(text.into()), expected, "{text}");
+        };
+        let pem = "-----BEGIN PRIVATE KEY-----\nMC4CAQ==\n-----END PRIVATE KEY-----\n";
+        for packed in [STANDARD.encode(pem), URL_SAFE_NO_PAD.encode(pem)] {
+            check(&packed, HIDDEN);
+            check(&format!("tls.key: \"{packed}\"\n"), "tls.key: \"***\"\n");
+            // As `base64` wraps it.
+            let (first, rest) = packed.split_at(40);
+            check(&format!("{first}\n{rest}\n"), HIDDEN);
+        }
+        check(&format!("Basic {}", STANDARD.encode("me:s3cret")), "Basic ***");
+        // A key without the lines around it.
+        let key = PKey::generate_ed25519().unwrap();
+        check(&STANDARD.encode(key.private_key_to_pkcs8().unwrap()), HIDDEN);
+        let public = STANDARD.encode(key.public_key_to_der().unwrap());
+        for harmless in
+            [public.as_str(), &STANDARD.encode("no s-cret"), "web-03.example.net", "", "=="]
+        {
+            check(harmless, harmless);
+        }
     }
 
     #[test]
