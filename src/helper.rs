@@ -532,6 +532,13 @@ pub enum CommandError {
     NotExecutable {
         /// The file found.
         program: PathBuf,
+        /// It is a file.
+        is_file: bool,
+    },
+    /// We may not even look.
+    Denied {
+        /// Where it should be.
+        program: PathBuf,
     },
 }
 
@@ -545,12 +552,20 @@ impl fmt::Display for CommandError {
             CommandError::OpenEscape => {
                 f.write_str("cannot parse helper command: unterminated backslash")
             }
+            CommandError::Missing { program } if program.starts_with(['~', '$']) => {
+                write!(f, "cannot find helper {program}, since no shell expands it")
+            }
             CommandError::Missing { program } if program.contains('/') => {
                 write!(f, "cannot find helper {program}")
             }
             CommandError::Missing { program } => write!(f, "cannot find helper {program} in PATH"),
-            CommandError::NotExecutable { program } => {
-                write!(f, "helper {} is not an executable file", program.display())
+            CommandError::NotExecutable { program, is_file } => {
+                let program = program.display();
+                write!(f, "helper {program} is not an executable file")?;
+                if *is_file { f.write_str(": `chmod +x` makes it one") } else { Ok(()) }
+            }
+            CommandError::Denied { program } => {
+                write!(f, "cannot look for helper {}: permission denied", program.display())
             }
         }
     }
@@ -578,9 +593,14 @@ fn find(name: &str) -> Result<PathBuf, CommandError> {
     if name.contains('/') {
         let path = PathBuf::from(name);
         return match std::fs::metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                Err(CommandError::Denied { program: path })
+            }
             Err(_) => Err(missing()),
             Ok(_) if is_executable(&path) => Ok(path),
-            Ok(_) => Err(CommandError::NotExecutable { program: path }),
+            Ok(there) => {
+                Err(CommandError::NotExecutable { program: path, is_file: there.is_file() })
+            }
         };
     }
     let directories = std::env::var_os("PATH").unwrap_or_default();
@@ -592,7 +612,8 @@ fn find(name: &str) -> Result<PathBuf, CommandError> {
         .ok_or_else(missing)
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Whether it is a program that we may start.
+pub(crate) fn is_executable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
         && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }

@@ -110,6 +110,11 @@ fn every_fault_of_the_settings_is_named() {
     check(offline().without("helper"), 78, &["helper: must be set"]);
     let both = offline().set("active_active", "true").set("leader_election", "true");
     check(both, 78, &["active_active: "]);
+    // 2001:db8::/32 is nobody's.
+    let elsewhere = offline().set("monitor_address", "'2001:db8::1'");
+    check(elsewhere, 1, &["choria-provisioner.yaml:7: monitor_address: cannot listen on"]);
+    let with_port = offline().set("monitor_address", "127.0.0.1:9100");
+    check(with_port, 78, &["its port belongs to `monitor_port`"]);
     check(offline().argument("--pid=/tmp"), 78, &["--pid: /tmp: it is a directory"]);
     check(offline().set("logfile", "/tmp"), 78, &["logfile: /tmp: it is a directory, and a file"]);
     check(offline().choria("plugin.choria.middleware_hosts", "a b"), 78, &["middleware_hosts: "]);
@@ -150,9 +155,44 @@ fn a_log_that_is_a_pipe_is_a_warning_and_is_not_waited_for() {
 }
 
 #[test]
+fn files_that_depend_on_where_it_starts_or_belong_to_two_settings_are_warned_of() {
+    let builder = plain("127.0.0.1:1").argument("--offline");
+    let key = builder.dir().join("verify.pem");
+    fs::copy(&key, builder.dir().join("key.pem")).unwrap();
+    let config = builder.dir().join("choria-provisioner.yaml");
+    let found = Found::of(
+        builder
+            .set("logfile", config.display())
+            .set("audit_log", "audit.log")
+            .set("admin_socket", "~/socket")
+            .set("jwt_verify_cert", "./key.pem")
+            .argument("--pid=audit.log"),
+    );
+    assert_eq!((found.code, found.errors.len()), (78, 1), "{found:?}");
+    for part in [
+        "yaml:2: audit_log: audit.log depends on where the daemon is started",
+        "yaml:6: jwt_verify_cert: ./key.pem depends on where",
+        "yaml:1: admin_socket: ~/socket: `~` stands for nothing here",
+        "choria-provisioner.yaml is the file of --config, too",
+        "--pid: audit.log is the file of audit_log, too",
+    ] {
+        let named = found.warnings.iter().filter(|text| text.contains(part)).count();
+        assert_eq!(named, 1, "{part}: {found:#?}");
+    }
+    assert_eq!(found.warnings.len(), 5, "{found:#?}");
+}
+
+#[test]
 fn every_fault_of_the_helper_is_named() {
     let offline = || plain("127.0.0.1:1").argument("--offline");
     let bad = |script: &str, expected: &str| check(offline().helper(script), 78, &[expected]);
+    bad("\u{feff}#!/bin/sh\n", "begins with a byte order mark");
+    // What a shell would do with its arguments nobody does.
+    let builder = offline();
+    let piped = format!("{} x | sort", builder.dir().join("helper").display());
+    let found = Found::of(builder.set("helper", piped));
+    assert_eq!((found.code, found.warnings.len()), (0, 1), "{found:?}");
+    assert!(found.warnings[0].contains("since no shell is started"), "{found:?}");
     // Its place is that of the setting.
     bad("#!/nowhere/sh\n", "choria-provisioner.yaml:2: helper: /nowhere/sh, which");
     bad("#!/nowhere/python3\n", "/nowhere/python3, which the first line of ");

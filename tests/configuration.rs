@@ -151,6 +151,78 @@ fn errors_of_both_files_are_listed_together() {
     fs::remove_dir_all(dir).unwrap();
 }
 
+#[test]
+fn what_editors_and_other_formats_put_into_a_client_file_is_named() {
+    let dir = scratch("client");
+    let (yaml, client) = (dir.join("p.yaml"), dir.join("c.cfg"));
+    fs::write(&yaml, "helper: /bin/true\ntoken: x\nchoria_insecure: true\n").unwrap();
+    let around = |name: &str, value: &str| Surroundings {
+        host_name: "p.example.net".into(),
+        variables: [(name.to_owned(), value.to_owned())].into(),
+        ..Surroundings::default()
+    };
+    let check = |text: &[u8], around: Surroundings, errors: &[&str], warnings: &[&str]| {
+        fs::write(&client, text).unwrap();
+        let inspected = config::inspect(&yaml, &client, &around);
+        for (found, expected) in
+            [(&inspected.report.errors, errors), (&inspected.report.warnings, warnings)]
+        {
+            let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(found.len(), expected.len(), "{found:#?}");
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(found.contains(expected), "{found}");
+            }
+        }
+        inspected.choria.and_then(|choria| choria.identity).map(|identity| identity.to_string())
+    };
+    const HOSTS: &str = "plugin.choria.middleware_hosts";
+    let bare = || around("", "");
+    let marked = format!("\u{feff}identity = a.b.c\n{HOSTS} = b:1\n");
+    assert_eq!(check(marked.as_bytes(), bare(), &[], &[]).as_deref(), Some("a.b.c"));
+    let wide: Vec<u8> = marked.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    check(&wide, bare(), &["c.cfg: is UTF-16"], &[]);
+    check(
+        format!("{HOSTS} = \"b:1\"\nidentity = 'p'\nttl =\n").as_bytes(),
+        bare(),
+        &["c.cfg:1: plugin.choria.middleware_hosts: its quotes are a part of the value"],
+        &[
+            "c.cfg:2: identity: its quotes are a part",
+            "c.cfg:3: ttl: ignored, since it has no value",
+        ],
+    );
+    check(
+        format!("{HOSTS} = b:1\n").as_bytes(),
+        around("MCOLLECTIVE_NATS_USERNAME", "u"),
+        &[],
+        &["c.cfg: MCOLLECTIVE_NATS_USERNAME: no effect, since plugin.nats.user is not in the file"],
+    );
+    // Each file has lines of its own.
+    fs::create_dir(dir.join("plugin.d")).unwrap();
+    let plugins = "# ours\nmiddleware_hosts = b\nsrv_domain = a..b\n";
+    fs::write(dir.join("plugin.d/choria.cfg"), plugins).unwrap();
+    check(
+        b"ttl = 5\n",
+        bare(),
+        &[
+            "plugin.d/choria.cfg:3: plugin.choria.srv_domain",
+            "plugin.d/choria.cfg:2: plugin.choria.m",
+            "c.cfg:1: ttl",
+        ],
+        &["plugin.d/choria.cfg:3: plugin.choria.srv_domain: no effect"],
+    );
+    // A folder that is missing is one fault, not one for each file in it.
+    fs::write(&yaml, "helper: /bin/true\ntoken: x\nbroker_provisioning_password: x\n").unwrap();
+    fs::remove_dir_all(dir.join("plugin.d")).unwrap();
+    let ssldir = format!("{HOSTS} = b:1\nplugin.choria.ssldir = /nowhere\n");
+    check(
+        ssldir.as_bytes(),
+        bare(),
+        &["c.cfg:2: plugin.choria.ssldir: /nowhere: No such file"],
+        &[],
+    );
+    fs::remove_dir_all(dir).unwrap();
+}
+
 fn example(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("dist").join(name)).unwrap()
 }

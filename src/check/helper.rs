@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::config::{Config, HelperMode, Places};
-use crate::helper::{Helper, HelperCommand};
+use crate::helper::{Helper, HelperCommand, is_executable};
 use crate::metrics::Metrics;
 
 use super::{Findings, Kind};
@@ -27,6 +27,12 @@ pub(super) fn check(config: &Config, places: &Places, findings: &mut Findings) {
     if let Some(fault) = interpreter_fault(&config.helper) {
         let fault = places.finding("helper", fault);
         return findings.error(Kind::Configuration, fault.to_string());
+    }
+    if let Some(word) = shell_word(config.helper.arguments()) {
+        let text = format!(
+            "the program gets {word:?} as it is, since no shell is started; `/bin/sh -c '…'` starts one"
+        );
+        findings.warn(places.finding("helper", text).to_string());
     }
     if config.helper_mode == HelperMode::Persistent {
         watch(config, places, findings);
@@ -49,6 +55,16 @@ fn watch(config: &Config, places: &Places, findings: &mut Findings) {
     }
 }
 
+/// What only a shell would understand.
+fn shell_word(arguments: &[String]) -> Option<&str> {
+    let signs = ["|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"];
+    let is_one =
+        |word: &str| signs.contains(&word) || word.starts_with("$") || word.starts_with("~/");
+    // What is for a shell is in its hands.
+    let has_shell = arguments.first().is_some_and(|first| first.starts_with("-c"));
+    arguments.iter().map(String::as_str).find(|word| is_one(word)).filter(|_| !has_shell)
+}
+
 /// What is wrong with the first line of a script; the system would only say that there is no such file.
 fn interpreter_fault(command: &HelperCommand) -> Option<String> {
     let program = command.program();
@@ -58,6 +74,11 @@ fn interpreter_fault(command: &HelperCommand) -> Option<String> {
     let shown = program.display();
     if head.is_empty() {
         return Some(format!("{shown} is empty"));
+    }
+    if head.starts_with(b"\xef\xbb\xbf") {
+        return Some(format!(
+            "{shown} begins with a byte order mark, so its first line names no interpreter: save it without"
+        ));
     }
     let Some(line) = head.strip_prefix(b"#!") else {
         return head.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()).then(
@@ -75,8 +96,21 @@ fn interpreter_fault(command: &HelperCommand) -> Option<String> {
     let interpreter = words.next().unwrap_or_default();
     let missing =
         |what: &str| Some(format!("{what}, which the first line of {shown} names, is missing"));
-    if !Path::new(interpreter).is_file() {
-        return missing(if interpreter.is_empty() { "the interpreter" } else { interpreter });
+    if interpreter.is_empty() {
+        return missing("the interpreter");
+    }
+    if !interpreter.contains('/') {
+        return Some(format!(
+            "the first line of {shown} names {interpreter} without its folder: `#!/usr/bin/env {interpreter}` looks for it"
+        ));
+    }
+    if !Path::new(interpreter).exists() {
+        return missing(interpreter);
+    }
+    if !is_executable(Path::new(interpreter)) {
+        return Some(format!(
+            "{interpreter}, which the first line of {shown} names, is no program that we may start"
+        ));
     }
     if interpreter.ends_with("/env") {
         let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
@@ -89,7 +123,7 @@ fn interpreter_fault(command: &HelperCommand) -> Option<String> {
 
 fn is_on_path(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder: PathBuf| folder.join(name).is_file())
+    std::env::split_paths(&path).any(|folder: PathBuf| is_executable(&folder.join(name)))
 }
 
 #[cfg(test)]
@@ -128,5 +162,23 @@ mod tests {
         check("#!/nowhere/python\n", Some("/nowhere/python, which the first line"));
         check("#!/usr/bin/env no-such-interpreter\n", Some("no-such-interpreter, which"));
         check("#!/bin/sh\r\n", Some("carriage return"));
+        check("\u{feff}#!/bin/sh\n", Some("begins with a byte order mark"));
+        check("#!sh\n", Some("`#!/usr/bin/env sh` looks for it"));
+        check("#!/etc/passwd\n", Some("is no program that we may start"));
+        check("#!/tmp\n", Some("is no program that we may start"));
+    }
+
+    #[test]
+    fn what_only_a_shell_understands_is_found() {
+        let check = |command: &str, expected: Option<&str>| {
+            let command = HelperCommand::parse(command).unwrap();
+            assert_eq!(shell_word(command.arguments()), expected, "{command:?}");
+        };
+        check("/bin/cat x | sort", Some("|"));
+        check("/bin/cat $HOME/x", Some("$HOME/x"));
+        check("/bin/cat ~/x", Some("~/x"));
+        check("/bin/cat x 2>&1", Some("2>&1"));
+        check("/bin/cat 'a|b' x~ a$b --x", None);
+        check("/bin/sh -c 'cat $HOME/x | sort' $0", None);
     }
 }

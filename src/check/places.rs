@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::appending;
 use crate::cli::PROGRAM;
-use crate::config::{AdminSocket, Config, Places};
+use crate::config::{AdminSocket, Config, Places, VerifyKeySource};
 use crate::errors::chain;
 use crate::ops::client;
 use crate::ops::command::Command;
@@ -59,6 +59,8 @@ pub(super) fn check(
     if let Some(path) = pid {
         check_pid(path, findings);
     }
+    warn_of_relative_paths(config, places, findings);
+    warn_of_shared_files(config, places, pid, findings);
     if let AdminSocket::At(path) = &config.admin_socket
         && let Err(error) = check_socket(path)
     {
@@ -66,6 +68,69 @@ pub(super) fn check(
         findings.error(kind(&error), places.finding("admin_socket", text).to_string());
     }
     check_port(config, places, pid, identity, findings);
+}
+
+/// Where a daemon starts is up to whoever starts it: a service manager does so in `/`.
+fn warn_of_relative_paths(config: &Config, places: &Places, findings: &mut Findings) {
+    for (setting, path) in files(config).into_iter().filter(|(_, path)| path.is_relative()) {
+        let shown = path.display();
+        let text = match path.starts_with("~") {
+            true => format!("{shown}: `~` stands for nothing here; write the whole path"),
+            false => {
+                format!("{shown} depends on where the daemon is started; write the whole path")
+            }
+        };
+        findings.warn(places.finding(setting, text).to_string());
+    }
+}
+
+/// What we write goes over what others read or write there.
+fn warn_of_shared_files(
+    config: &Config,
+    places: &Places,
+    pid: Option<&Path>,
+    findings: &mut Findings,
+) {
+    let mut known = places.files();
+    known.extend(files(config));
+    known.extend(pid.map(|path| ("--pid", path)));
+    let real = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok();
+    let is_written = |setting: &str| matches!(setting, "logfile" | "audit_log" | "--pid");
+    for (at, (setting, path)) in known.iter().enumerate() {
+        // There is one of each device.
+        if path.starts_with("/dev") || path.starts_with("/proc") {
+            continue;
+        }
+        let others =
+            known[..at].iter().filter(|(other, _)| is_written(setting) || is_written(other));
+        for (other, _) in others.filter(|(_, other)| real(other) == real(path)) {
+            let text = format!("{} is the file of {other}, too", path.display());
+            findings.warn(places.finding(setting, text).to_string());
+        }
+    }
+}
+
+/// Files that settings name, but for those that are made and read by others.
+fn files(config: &Config) -> Vec<(&'static str, &Path)> {
+    let verify = match &config.jwt_verify_cert {
+        Some(VerifyKeySource::File(path)) if config.features.jwt => Some(path.as_path()),
+        _ => None,
+    };
+    let socket = match &config.admin_socket {
+        AdminSocket::At(path) => Some(path.as_path()),
+        AdminSocket::Usual | AdminSocket::Off => None,
+    };
+    let signing = config.signing.as_ref();
+    let all = [
+        ("helper", Some(config.helper.program()).filter(|_| !config.helper.is_nothing())),
+        ("logfile", config.logfile.path()),
+        ("audit_log", config.audit_log.as_deref()),
+        ("admin_socket", socket),
+        ("jwt_verify_cert", verify),
+        ("jwt_signing_key", signing.map(|files| files.key.as_path())),
+        ("jwt_signing_token", signing.and_then(|files| files.token.as_deref())),
+    ];
+    all.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()
 }
 
 pub(super) fn check_pid(path: &Path, findings: &mut Findings) {
@@ -155,7 +220,8 @@ fn check_port(
         text += &format!(" by a {PROGRAM} that calls itself {identity}, process {pid}");
     }
     let kind = if error.is_denied() { Kind::NotPermitted } else { Kind::Surroundings };
-    findings.error(kind, places.finding("monitor_port", text).to_string());
+    let setting = if error.is_elsewhere() { "monitor_address" } else { "monitor_port" };
+    findings.error(kind, places.finding(setting, text).to_string());
 }
 
 /// A daemon like ours that has the port.

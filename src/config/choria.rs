@@ -106,6 +106,10 @@ impl ChoriaConfig {
     ) -> Option<Inspected> {
         let mut draft = Draft::default();
         match read_file(path) {
+            Ok(bytes) if is_utf16(&bytes) => {
+                report.error(None, "is UTF-16, in which no setting is found: save it as UTF-8");
+                return None;
+            }
             Ok(bytes) => draft.take(&bytes, "", surroundings, report),
             Err(error) => {
                 report.unreadable(&error);
@@ -116,7 +120,18 @@ impl ChoriaConfig {
             draft.take_plugins(&dir, surroundings, report);
         }
         warn_of_project_files(surroundings, report);
-        Some(draft.check(network, surroundings, report))
+        let plugins = std::mem::take(&mut draft.plugins);
+        let mut own = Report::new(path.display().to_string());
+        let inspected = draft.check(network, surroundings, &mut own);
+        if let Some((file, lines)) = plugins {
+            // What is found out at the end only knows the line.
+            own.move_to(&file, |finding| {
+                let key = finding.text.split([':', ',']).next().unwrap_or_default();
+                finding.line.is_some() && lines.get(key) == finding.line.as_ref()
+            });
+        }
+        report.append(own);
+        Some(inspected)
     }
 }
 
@@ -170,6 +185,8 @@ struct Draft {
     signer_token: Option<(usize, PathBuf)>,
     security: Written,
     written: BTreeMap<String, Secret>,
+    /// The name of `plugin.d/choria.cfg`, if it is there, and the line of each key that it sets.
+    plugins: Option<(String, BTreeMap<String, usize>)>,
 }
 
 impl Default for Draft {
@@ -188,6 +205,7 @@ impl Default for Draft {
             signer_token: None,
             security: Written::default(),
             written: BTreeMap::new(),
+            plugins: None,
         }
     }
 }
@@ -204,7 +222,10 @@ impl Draft {
             let mut plugin = Report::new(path.display().to_string());
             match name.to_str().and_then(|name| name.rsplit_once('.')) {
                 Some(("choria", "cfg")) => match read_file(&path) {
-                    Ok(bytes) => self.take(&bytes, "plugin.choria.", surroundings, &mut plugin),
+                    Ok(bytes) => {
+                        self.plugins = Some((path.display().to_string(), BTreeMap::new()));
+                        self.take(&bytes, "plugin.choria.", surroundings, &mut plugin);
+                    }
                     Err(error) => plugin.unreadable(&error),
                 },
                 Some((stem, "cfg")) => {
@@ -228,13 +249,22 @@ impl Draft {
         surroundings: &Surroundings,
         report: &mut Report,
     ) {
-        for (line, written) in lines(&String::from_utf8_lossy(bytes)) {
-            match setting(written) {
-                Some((key, value)) => {
-                    self.set(line, &format!("{prefix}{key}"), value, surroundings, report);
+        for (line, written) in lines(&String::from_utf8_lossy(without_mark(bytes))) {
+            match (setting(written), written.trim().strip_suffix('=')) {
+                (Some((key, value)), _) => {
+                    let key = format!("{prefix}{key}");
+                    self.set(line, &key, value, surroundings, report);
+                    if let Some((_, lines)) = &mut self.plugins {
+                        lines.insert(key, line);
+                    }
+                }
+                (None, Some(key)) if is_word(key.trim_end()) => {
+                    let text =
+                        format!("{prefix}{}: ignored, since it has no value", key.trim_end());
+                    report.warn(line, text);
                 }
                 // Not shown: it may hold a password.
-                None => report.warn(line, "ignored: it is no setting such as `key = value`"),
+                (None, _) => report.warn(line, "ignored: it is no setting such as `key = value`"),
             }
         }
     }
@@ -251,6 +281,9 @@ impl Draft {
         let or_variable = |name: &str| surroundings.variable(name).unwrap_or(value).to_string();
         if matches!(fate(key), Ok(Fate::Honoured)) {
             self.written.insert(key.to_owned(), Secret::new(value));
+        }
+        if matches!(fate(key), Ok(Fate::Honoured)) && key != HOSTS && is_quoted(value) {
+            report.warn(line, format!("{key}: its quotes are a part of the value: leave them out"));
         }
         if Written::is_about(key) {
             self.security.take(line, key, value);
@@ -270,7 +303,7 @@ impl Draft {
                     report.warn(line, format!("{key}: ignored: {error}, found {value:?}"))
                 }
             },
-            "plugin.nats.user" => self.user = Some(or_variable("MCOLLECTIVE_NATS_USERNAME")),
+            "plugin.nats.user" => self.user = Some(or_variable(USER_VARIABLE)),
             "plugin.nats.pass" => {
                 self.password = Some(Secret::new(or_variable(PASSWORD_VARIABLE)));
             }
@@ -355,6 +388,7 @@ impl Draft {
                 ),
             );
         }
+        let (has_user, has_password) = (self.user.is_some(), self.password.is_some());
         let user = match (network.password, self.user, self.password) {
             (Some(password), user, other) => {
                 if user.is_some() || other.is_some() {
@@ -379,6 +413,15 @@ impl Draft {
                 None
             }
         };
+        for (variable, is_used, key) in [
+            (USER_VARIABLE, has_user, "plugin.nats.user"),
+            (PASSWORD_VARIABLE, has_password, "plugin.nats.pass"),
+        ] {
+            if surroundings.variable(variable).is_some() && !is_used {
+                let text = format!("{variable}: no effect, since {key} is not in the file");
+                report.warn(None, text);
+            }
+        }
         let connect_timeout = connect_timeout.clamp(CONNECT_TIMEOUT_LEAST, CONNECT_TIMEOUT_MAX);
         let identity = identity(self.identity, surroundings, report);
         let checked = identity.clone().and_then(|identity| {
@@ -434,6 +477,33 @@ fn warn_of_lost_settings(bytes: &[u8], prefix: &str, report: &mut Report) {
     }
 }
 
+/// What editors of Windows begin a file with.
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
+fn is_utf16(bytes: &[u8]) -> bool {
+    matches!(bytes, [0xff, 0xfe, ..] | [0xfe, 0xff, ..])
+}
+
+fn is_word(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !text.is_empty() && text.chars().all(is_part)
+}
+
+/// Whether there are quotes around it, which no value here has.
+fn is_quoted(value: &str) -> bool {
+    let ends = [('"', '"'), ('\'', '\''), ('“', '”'), ('„', '“'), ('‘', '’'), ('«', '»')];
+    let has = |(first, last)| value.len() > 1 && value.starts_with(first) && value.ends_with(last);
+    ends.into_iter().any(has)
+}
+
+/// Where the brokers are.
+const HOSTS: &str = "plugin.choria.middleware_hosts";
+
+/// Takes the place of `plugin.nats.user`.
+const USER_VARIABLE: &str = "MCOLLECTIVE_NATS_USERNAME";
+
 fn boolean_or_false(line: usize, key: &str, value: &str, report: &mut Report) -> bool {
     boolean(value).unwrap_or_else(|| {
         report.warn(line, format!("{key}: {value:?} is no boolean, taken as false"));
@@ -469,7 +539,7 @@ fn brokers(
     surroundings: &Surroundings,
     report: &mut Report,
 ) -> Brokers {
-    const KEY: &str = "plugin.choria.middleware_hosts";
+    const KEY: &str = HOSTS;
     let customary = || Brokers::Listed(vec![ServerAddress::customary()]);
     let Some((line, list)) = hosts else {
         if !use_srv {
@@ -488,6 +558,10 @@ fn brokers(
         let dns = surroundings.names.as_ref().map_or_else(nobody, |names| names.dns.clone());
         return Brokers::Srv(Srv { domain, dns });
     };
+    if is_quoted(&list) {
+        report.error(line, format!("{KEY}: its quotes are a part of the value: leave them out"));
+        return Brokers::Listed(Vec::new());
+    }
     if list.split(',').all(|host| host.trim().is_empty()) {
         report.error(line, format!("{KEY}: names no broker"));
     }
@@ -765,7 +839,7 @@ mod tests {
             "c.cfg:2: plugin.choria.middleware_host: unknown key, ignored; did you mean `plugin.choria.middleware_hosts`?",
         );
         warns("identity: x", "c.cfg:2: ignored: it is no setting such as `key = value`");
-        warns("ttl =", "c.cfg:2: ignored: it is no setting");
+        warns("ttl =", "c.cfg:2: ttl: ignored, since it has no value");
         warns("Identity = x", "c.cfg:2: Identity: unknown key, ignored; did you mean `identity`?");
         let mut around = surroundings();
         around.variables.insert("CHORIA_FED_COLLECTIVE".into(), "x".into());

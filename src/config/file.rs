@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::config::duration::duration;
+use crate::config::duration::{DurationError, duration};
 use crate::config::report::{Report, nearest};
 use crate::config::yaml::{self, Entry, Kind, Node, Scalar, Value};
 use crate::secret::Secret;
@@ -291,7 +291,17 @@ impl Read for Duration {
             return Some(Duration::ZERO);
         }
         duration(raw)
-            .map_err(|error| report.error(line, format!("{path}: {error}, found {raw:?}")))
+            .map_err(|error| {
+                let wanted = match error {
+                    // That is said with the missing unit.
+                    DurationError::Unit(unit) if unit.is_ascii_digit() => "",
+                    DurationError::Unit(_) | DurationError::Number(_) => {
+                        "; wanted is one such as 90s, 10m, 1h30m or 2d"
+                    }
+                    DurationError::Negative | DurationError::TooLong => "",
+                };
+                report.error(line, format!("{path}: {error}, found {raw:?}{wanted}"));
+            })
             .ok()
     }
 }
@@ -332,12 +342,19 @@ impl Read for Features {
 
 /// A text; numbers and booleans are taken as they are written, which the original refuses.
 fn text(path: &str, line: usize, node: &Node, secret: bool, report: &mut Report) -> Option<String> {
-    let Value::Scalar(Scalar { raw, kind, .. }) = &node.value else {
+    let Value::Scalar(Scalar { raw, kind, is_plain }) = &node.value else {
         return wrong(path, line, node, "a text", report);
     };
     if *kind != Kind::Text {
         let found = node.describe(secret);
         report.warn(line, format!("{path}: {found} is taken as a text; quotes would say so"));
+    }
+    // Word processors and web pages make them.
+    if *is_plain && raw.starts_with(['“', '”', '„', '«', '‘', '’', '‚']) {
+        let text = format!(
+            "{path}: its typographic quotes are a part of the text; those of YAML are \" and '"
+        );
+        report.warn(line, text);
     }
     Some(raw.clone())
 }

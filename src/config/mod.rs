@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File as OpenFile;
 use std::io::{self, Read};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ use crate::config::report::{Finding, Report};
 use crate::config::signing::SigningFiles;
 use crate::config::surroundings::Surroundings;
 use crate::file_kind;
-use crate::helper::{self, HelperCommand};
+use crate::helper::{self, CommandError, HelperCommand};
 use crate::jwt::VerifyKey;
 use crate::secret::Secret;
 
@@ -293,15 +293,21 @@ pub struct Inspected {
 /// Where settings are written.
 #[derive(Debug, Default)]
 pub struct Places {
-    file: String,
+    yaml: PathBuf,
+    client: PathBuf,
     lines: BTreeMap<&'static str, usize>,
 }
 
 impl Places {
+    /// The files themselves, by the flags that name them.
+    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+        vec![("--config", &self.yaml), ("--choria-config", &self.client)]
+    }
+
     /// What is to be said of the setting `key`, with its place.
     pub fn finding(&self, key: &str, text: impl fmt::Display) -> Finding {
         Finding {
-            file: self.file.clone(),
+            file: self.yaml.display().to_string(),
             line: self.lines.get(key).copied(),
             text: format!("{key}: {text}"),
         }
@@ -335,7 +341,7 @@ fn read(
     let mut report = Report::new(yaml.display().to_string());
     let file = read_yaml(yaml, &mut report);
     let lines = file.as_ref().map(File::lines).unwrap_or_default();
-    let places = Places { file: yaml.display().to_string(), lines };
+    let places = Places { yaml: yaml.to_path_buf(), client: client.to_path_buf(), lines };
     let choria = read_client(client, file.as_ref(), surroundings, &mut report);
     let config = file.map(|file| Config::check(file, helper, &mut report));
     report.append(choria.1);
@@ -833,12 +839,11 @@ fn monitor_address(written: Option<At<String>>, report: &mut Report) -> IpAddr {
     match bare {
         "" => ALL,
         bare => bare.parse().unwrap_or_else(|_| {
-            report.error(
-                line,
-                format!(
-                    "monitor_address: {value:?} is no address; wanted one such as 127.0.0.1 or ::1"
-                ),
-            );
+            let remedy = match bare.parse::<SocketAddr>().or_else(|_| value.parse()) {
+                Ok(_) => "its port belongs to `monitor_port`",
+                Err(_) => "wanted one such as 127.0.0.1 or ::1",
+            };
+            report.error(line, format!("monitor_address: {value:?} is no address; {remedy}"));
             ALL
         }),
     }
@@ -868,9 +873,13 @@ fn cert_deny_list(written: Option<At<Vec<At<String>>>>, report: &mut Report) -> 
                 // The crate draws a picture over several lines; its last line says what is wrong.
                 let error = error.to_string();
                 let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                let remedy = match pattern.starts_with('*') {
+                    true => "; any text is `.*`",
+                    false => "",
+                };
                 report.error(
                     line,
-                    format!("cert_deny_list: {value:?} is no regular expression: {reason}"),
+                    format!("cert_deny_list: {value:?} is no regular expression: {reason}{remedy}"),
                 );
             }
         }
@@ -1009,6 +1018,7 @@ fn helper(
     match HelperCommand::parse(&value) {
         Ok(command) => Some(command),
         Err(error) => {
+            report.denied |= matches!(error, CommandError::Denied { .. });
             report.error(line, format!("helper: {error}"));
             None
         }
@@ -1387,6 +1397,7 @@ mod tests {
         );
         wrong("interval: 1:30", &["a duration needs a unit"]);
         wrong("interval: soon", &["t.yaml:3: interval: invalid time unit 'n'"]);
+        wrong("interval: 5 min", &["found \"5 min\"; wanted is one such as 90s, 10m, 1h30m or 2d"]);
         wrong("interval: 1d12h", &["t.yaml:3: interval: invalid number \"1d12h\""]);
         wrong("interval: -5m", &["t.yaml:3: interval: a duration must not be negative"]);
         wrong("interval: 999ms", &["t.yaml:3: interval: 999ms is less than 1s"]);
@@ -1463,6 +1474,7 @@ mod tests {
             "cert_deny_list: ['(']",
             &["t.yaml:3: cert_deny_list: \"(\" is no regular expression: unclosed group"],
         );
+        wrong("cert_deny_list: ['*.x']", &["missing expression; any text is `.*`"]);
         wrong(
             "cert_deny_list: ['']",
             &["t.yaml:3: cert_deny_list: an empty expression would deny every node"],
@@ -1618,6 +1630,7 @@ mod tests {
         );
         warns("broker_port: 4222", "t.yaml:3: broker_port: has no effect, as in the original");
         warns("rego_policy: x", "t.yaml:3: rego_policy: has no effect, as in the original");
+        warns("site: “x”", "t.yaml:3: site: its typographic quotes are a part of the text");
         warns("interval: ''", "t.yaml:3: interval: is empty, so its default holds");
         warns("server_jwt_validity: ''", "t.yaml:3: server_jwt_validity: is empty, so");
         warns("interval: 5s", "t.yaml:3: interval: 5s is less than the minute");

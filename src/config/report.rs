@@ -66,6 +66,14 @@ impl Report {
         self.denied |= other.denied;
     }
 
+    /// Says of those findings that they are about another file.
+    pub fn move_to(&mut self, file: &str, is_there: impl Fn(&Finding) -> bool) {
+        let all = self.errors.iter_mut().chain(&mut self.warnings);
+        for finding in all.filter(|finding| is_there(finding)) {
+            file.clone_into(&mut finding.file);
+        }
+    }
+
     fn finding(&self, line: Option<usize>, text: String) -> Finding {
         Finding { file: self.file.clone(), line, text }
     }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ed25519_dalek::VerifyingKey;
 use openssl::asn1::Asn1Time;
@@ -27,6 +27,7 @@ use crate::config::report::Report;
 use crate::config::surroundings::Surroundings;
 use crate::config::{is_open_to_all, read_file, read_secret};
 use crate::errors::chain;
+use crate::file_kind;
 use crate::jwt::{VerifyKey, VerifyKind, client};
 use crate::pki::x509;
 use crate::protocol::Identity;
@@ -506,7 +507,15 @@ impl Written {
     fn puppet(&self, given: &Given<'_>, certname: &str, report: &mut Report) -> Option<X509Files> {
         // The original asks Puppet, which takes seconds to say one of these two.
         let (dir, line) = match self.path(SSLDIR, given) {
-            Some(File { path, line, .. }) => (path, line),
+            Some(File { path, line, .. }) => {
+                // Once for all that should be in it.
+                if let Some(error) = no_folder(&path) {
+                    report.denied |= error.kind() == io::ErrorKind::PermissionDenied;
+                    report.error(line, format!("{SSLDIR}: {}: {error}", path.display()));
+                    return None;
+                }
+                (path, line)
+            }
             None => {
                 let usual = PUPPET_DIRS[usize::from(!given.surroundings.is_root)];
                 let dir = path(usual, given.surroundings);
@@ -709,6 +718,15 @@ impl Written {
     fn path(&self, setting: &'static str, given: &Given<'_>) -> Option<File> {
         let (line, value) = self.get(setting)?;
         Some(File { setting, path: path(value, given.surroundings), line: Some(line) })
+    }
+}
+
+/// Why there is no folder.
+fn no_folder(path: &Path) -> Option<io::Error> {
+    match path.metadata() {
+        Ok(there) if there.is_dir() => None,
+        Ok(there) => Some(file_kind::refused(there.file_type(), "a folder")),
+        Err(error) => Some(error),
     }
 }
 

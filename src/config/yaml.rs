@@ -283,7 +283,10 @@ impl Builder {
         let mut documents = 0;
         for event in Parser::new_from_str(text) {
             let (event, span) = event.map_err(|error| {
-                (Some(error.marker().line()), format!("is not valid YAML: {}", error.info()))
+                // It may be noticed where the file ends, below all that is written.
+                let line = error.marker().line().min(1 + text.trim_end().matches('\n').count());
+                let (info, remedy) = (error.info(), remedy(error.info()));
+                (Some(line), format!("is not valid YAML: {info}{remedy}"))
             })?;
             let line = span.start.line();
             match event {
@@ -351,6 +354,26 @@ impl Builder {
             Some(parent) => parent.members.push(node),
             None => self.root = Some(node),
         }
+    }
+}
+
+/// What is probably to be done about an error of the parser, which says what it looked for and not what was meant.
+fn remedy(info: &str) -> &'static str {
+    let has = |part: &str| info.contains(part);
+    if has("simple key expect") || has("expected key") {
+        "; a setting is `key: value`, with a blank behind the colon, and this line or the one above is none"
+    } else if has("mapping values are not allowed") {
+        "; settings begin in one column, and a text with a colon and a blank in it wants quotes"
+    } else if has("tab") {
+        "; indent with blanks"
+    } else if has("unknown escape character") {
+        "; between single quotes a backslash stands for itself"
+    } else if has("unknown anchor") || has("an anchor or alias") || has("unexpected character") {
+        "; a text that begins with such a character wants quotes"
+    } else if has("quoted scalar") {
+        "; is a quote closed?"
+    } else {
+        ""
     }
 }
 
@@ -620,8 +643,18 @@ mod tests {
     fn reports_what_is_no_yaml_with_its_line() {
         check_error(
             "a: 1\n\tb: 2\n",
-            "t:1: is not valid YAML: while scanning a plain scalar, found a tab",
+            "t:1: is not valid YAML: while scanning a plain scalar, found a tab; indent with blanks",
         );
+        check_error(
+            "a: 1\nb = 2\n",
+            "t:2: is not valid YAML: simple key expect ':'; a setting is `key: value`",
+        );
+        check_error("a: 1\nb:2\n\n\n", "t:2: is not valid YAML: simple key");
+        check_error("a: [\"\\.x\"]\n", "between single quotes a backslash stands for itself");
+        check_error("a: [*.x]\n", "begins with such a character wants quotes");
+        check_error("a: @x\n", "begins with such a character wants quotes");
+        check_error("a: 'x\nb: 1\n", "is a quote closed?");
+        check_error("a: b: c\n", "a text with a colon and a blank in it wants quotes");
         check_error("a: [1, 2\n", "is not valid YAML");
         check_error("a: 'x\n", "is not valid YAML");
         check_error("a: 1\n b: 2\n", "t:2: is not valid YAML");

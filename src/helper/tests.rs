@@ -35,9 +35,10 @@ fn refuses_commands_that_name_no_program() {
     refuses("/bin/sh \"a\\", "cannot parse helper command: unterminated quote");
     refuses("/bin/sh a\\", "cannot parse helper command: unterminated backslash");
     refuses("/no/such/helper -v", "cannot find helper /no/such/helper");
+    refuses("~/helper -v", "cannot find helper ~/helper, since no shell expands it");
     refuses("no-such-helper", "cannot find helper no-such-helper in PATH");
     refuses("'' a", "cannot parse helper command: empty");
-    refuses("/etc/passwd", "helper /etc/passwd is not an executable file");
+    refuses("/etc/passwd", "helper /etc/passwd is not an executable file: `chmod +x` makes it one");
     refuses("/bin", "helper /bin is not an executable file");
 }
 

@@ -274,12 +274,26 @@ fn read(text: &str) -> Result<Parsed<'_, Claims>, Error> {
     if text.trim().is_empty() {
         return Err(Error::Empty);
     }
+    if let Some(found) = other_than_token(text.trim()) {
+        return Err(Error::Swapped { found });
+    }
     let parsed = Parsed::<Claims>::read(text).map_err(Error::Token)?;
     let purpose = &parsed.token.standard.purpose;
     if purpose != PURPOSE {
         return Err(Error::Purpose { found: quote(purpose) });
     }
     Ok(parsed)
+}
+
+/// What the files beside a token hold.
+fn other_than_token(text: &str) -> Option<&'static str> {
+    if text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        Some("64 hex digits, as of a seed or a key,")
+    } else if text.starts_with("-----BEGIN ") {
+        Some("PEM")
+    } else {
+        None
+    }
 }
 
 fn check_dates(standard: &Standard, now: i64) -> Result<(), Error> {
@@ -326,6 +340,11 @@ pub enum Error {
     Empty,
     /// It is no token.
     Token(super::Error),
+    /// It is what stands in another file.
+    Swapped {
+        /// In words.
+        found: &'static str,
+    },
     /// It is a token for something else.
     Purpose {
         /// What it is for.
@@ -381,6 +400,9 @@ impl fmt::Display for Error {
         match self {
             Error::Empty => f.write_str("the token file is empty"),
             Error::Token(_) => f.write_str("could not parse client id token"),
+            Error::Swapped { found } => {
+                write!(f, "it holds {found} and no token: is it swapped with another file?")
+            }
             Error::Purpose { found } => {
                 write!(f, "not a client token: its purpose is {found:?} and not {PURPOSE:?}")
             }
@@ -517,6 +539,12 @@ mod tests {
     #[test]
     fn names_each_fault_of_a_token() {
         check_both("", "the token file is empty");
+        let swapped = "and no token: is it swapped with another file?";
+        check_both(
+            SIGNER_SEED,
+            &format!("it holds 64 hex digits, as of a seed or a key, {swapped}"),
+        );
+        check_both("-----BEGIN PUBLIC KEY-----\n", &format!("it holds PEM {swapped}"));
         check_both(
             "x",
             "could not parse client id token: token is malformed: token contains an invalid number of segments",

@@ -122,6 +122,11 @@ impl BindError {
         self.source.kind() == io::ErrorKind::AddrInUse
     }
 
+    /// Whether the address is none of this machine's.
+    pub fn is_elsewhere(&self) -> bool {
+        self.source.kind() == io::ErrorKind::AddrNotAvailable
+    }
+
     /// Whether we may not listen there.
     pub fn is_denied(&self) -> bool {
         self.source.kind() == io::ErrorKind::PermissionDenied
