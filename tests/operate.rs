@@ -201,6 +201,13 @@ fn a_waiting_node_is_tried_at_once_when_an_operator_wants_it() {
     });
     assert_eq!(say(&daemon, &["retry", "--all"]), "2 are queued.\n");
     wait_until(SOON, "the other is tried", || asked("locked-2.example.net") > second);
+    // A name that is nobody's is not stuck from then on.
+    let said = say(&daemon, &["retry", "nobody.example.net"]);
+    assert!(said.ends_with(" and is forgotten if nobody answers to that name.\n"), "{said}");
+    wait_until(SOON, "nobody answers", || daemon.metric("provision_errors") == 1.0);
+    wait_until(SOON, "it is forgotten", || {
+        say_json(&daemon, &["nodes", "nobody.example.net"])["matching"] == 0
+    });
     let (code, error) = fail(&run(&daemon, &["retry", "*"]));
     assert_eq!((code, error.as_str()), (Some(1), "\"*\": identity holds a wildcard"));
 }

@@ -426,6 +426,8 @@ impl Registry {
             announced_at: announced,
             upgrade: self.kept(&identity, now).and_then(|kept| kept.upgrade),
         };
+        // Nobody is taken before it has answered.
+        entry.is_heard = true;
         entry.state = State::Working { since: now, announced: None };
         self.enter(identity, entry);
         Some(taken)
@@ -446,7 +448,8 @@ impl Registry {
     }
 
     /// An attempt, or the probe before it, ended. `just_reconnected` excuses a node that is out of reach; `gate_lost`,
-    /// lost leadership or draining, means that nothing is to be kept for later.
+    /// lost leadership or draining, means that nothing is to be kept for later. Nor is a node that was never heard: nothing would
+    /// make it due but the operator who named it.
     pub fn finish(
         &mut self,
         key: &Key,
@@ -531,6 +534,9 @@ impl Registry {
             Outcome::NotProvisioning | Outcome::Stopped(Closed::Aborted | Closed::TermEnded) => {
                 return Finished { tally, next: Next::Absent };
             }
+        }
+        if matches!(entry.state, State::Waiting { .. }) && !entry.is_heard {
+            return Finished { tally, next: Next::Absent };
         }
         let next = match entry.state {
             State::Queued { .. } | State::Working { .. } => {
@@ -913,6 +919,7 @@ enum News {
 impl News {
     /// What `sighting` tells about the node of `entry`, which notes it; a copy of the last event is no news.
     fn of(sighting: Sighting<'_>, entry: &mut Entry) -> News {
+        entry.is_heard |= sighting != Sighting::Operator;
         match sighting {
             Sighting::Discovery | Sighting::LateAnswer => News::Seen,
             Sighting::Operator => News::Wanted,

@@ -220,7 +220,7 @@ impl Operator {
             Sighted::Queued(_) if is_known => done(format!("{identity} is queued{}.", self.but())),
             // It may be there all the same: a node announces itself once.
             Sighted::Queued(_) => done(format!(
-                "{identity} is queued{}. It was not known here: \"nodes {identity}\" will say whether anybody answers to that name.",
+                "{identity} is queued{}. It was not known here, and is forgotten if nobody answers to that name.",
                 self.but()
             )),
             Sighted::Known | Sighted::NotDue | Sighted::AskAgain(_) => self.why_not(&identity),
@@ -586,12 +586,12 @@ mod tests {
         // One that nobody knows may be there all the same.
         bench.changes(
             r#"{"command":"retry","node":"new.example.net"}"#,
-            "new.example.net is queued. It was not known here: \"nodes new.example.net\" will say whether anybody answers to that name.",
+            "new.example.net is queued. It was not known here, and is forgotten if nobody answers to that name.",
         );
         bench.give(r#"{"command":"pause"}"#).unwrap();
         bench.changes(
             r#"{"command":"retry","node":"newer.example.net"}"#,
-            "newer.example.net is queued, but paused by an operator. It was not known here: \"nodes newer.example.net\" will say whether anybody answers to that name.",
+            "newer.example.net is queued, but paused by an operator. It was not known here, and is forgotten if nobody answers to that name.",
         );
         bench.refuses(r#"{"command":"retry","node":"newest.example.net"}"#, "the queue is full");
         bench.refuses(r#"{"command":"retry","node":"*"}"#, "\"*\": identity holds a wildcard");

@@ -15,6 +15,8 @@ use crate::protocol::Identity;
 pub(super) struct Entry {
     pub(super) generation: u64,
     pub(super) seen: Instant,
+    /// It has said something itself; otherwise an operator named it, perhaps by a slip.
+    pub(super) is_heard: bool,
     /// Digest of the last event's id, to know a copy that comes late.
     event: Option<u64>,
     pub(super) state: State,
@@ -65,6 +67,7 @@ impl Entry {
         Entry {
             generation: 0,
             seen: now,
+            is_heard: false,
             event: None,
             state: State::Waiting { due: now, firm: false },
             last_error: None,

@@ -129,6 +129,45 @@ fn nothing_is_kept_for_later_when_the_gate_is_lost() {
 }
 
 #[test]
+fn whoever_was_only_named_by_an_operator_is_forgotten_when_nobody_answers() {
+    for is_excused in [false, true] {
+        let mut world = World::new();
+        world.sight(OPERATOR);
+        world.just_reconnected = is_excused;
+        assert_eq!(world.finish(Outcome::Unreachable).next, Next::Absent);
+        assert_eq!(world.state(), "absent");
+        world.check();
+    }
+    // Nor does it wait for room.
+    let mut world = World::new();
+    world.sight(OPERATOR);
+    world.capacity = 0;
+    world.finish(Outcome::Stopped(Closed::Deadline));
+    assert_eq!(world.state(), "absent");
+    // Who was heard is waited for, whenever that was.
+    for (first, then) in [
+        (OPERATOR, DISCOVERY),
+        (OPERATOR, EVENT),
+        (OPERATOR, LATE_ANSWER),
+        (DISCOVERY, OPERATOR),
+        (EVENT, OPERATOR),
+    ] {
+        let mut world = World::new();
+        world.sight(first);
+        world.sight(then);
+        world.finish(Outcome::Unreachable);
+        assert_eq!(world.state(), "Waiting 0", "{first:?}, {then:?}");
+        world.sight(OPERATOR);
+        world.finish(Outcome::Unreachable);
+        assert_eq!(world.state(), "Waiting 0", "{first:?}, {then:?}");
+    }
+    let mut world = World::new();
+    world.work(OPERATOR);
+    world.finish(Outcome::Failed);
+    assert_eq!(world.state(), "Waiting 0", "it has answered");
+}
+
+#[test]
 fn a_stopped_node_that_does_not_fit_waits_due_now() {
     let mut world = World::new();
     working(&mut world);
@@ -741,6 +780,8 @@ impl Registry {
             assert!(index.contains(&(at, identity.clone())), "{identity} is not in its index");
             let is_working = matches!(entry.state, State::Working { .. });
             assert!(is_working || !self.is_denied(identity), "{identity} is denied and known");
+            let waits = matches!(entry.state, State::Waiting { .. });
+            assert!(entry.is_heard || !waits, "{identity} waits and was never heard");
         }
         let indexes = [&self.queued, &self.waiting, &self.settling, &self.working];
         let indexed: usize = indexes.into_iter().map(BTreeSet::len).sum();
