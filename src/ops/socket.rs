@@ -12,7 +12,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
@@ -168,7 +168,9 @@ fn socket() -> io::Result<OwnedFd> {
 
 /// Holds the folder for as long as the result lives.
 fn lock(folder: &Path) -> io::Result<fs::File> {
-    let file = fs::File::open(folder)?;
+    // Whatever else it is would be waited for: a pipe, until somebody writes into it.
+    let flags = OFlags::DIRECTORY.bits() as i32;
+    let file = fs::File::options().read(true).custom_flags(flags).open(folder)?;
     for _ in 0..LOCK_TRIES {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
@@ -530,6 +532,7 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded, never};
 
     use super::*;
+    use crate::appending::testing::make_pipe;
     use crate::ops::command::{Change, Refused};
     use crate::ops::status::{Nodes, testing};
     use crate::shutdown::Never;
@@ -783,6 +786,16 @@ mod tests {
         assert_eq!(fs::read_to_string(site.path()).unwrap(), "mine", "it is no socket of anybody");
         assert!(Socket::bind(&site.folder.join("nowhere/admin.sock")).is_err());
         assert!(Socket::bind(&site.folder.join("x".repeat(200))).is_err());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_its_folder_is_not_waited_for() {
+        let site = Site::folder();
+        let pipe = site.folder.join("pipe");
+        make_pipe(&pipe);
+        let error = Socket::bind(&pipe.join("admin.sock")).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.starts_with("Not a directory"), "{source}");
     }
 
     #[test]
