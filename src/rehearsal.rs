@@ -171,7 +171,7 @@ pub fn begin(
 ) -> Result<Begun, Failed> {
     let timeout = timeout.unwrap_or(settings.config.helper_timeout + BESIDE_HELPER);
     let deadline = Instant::now() + timeout;
-    let daemon = ask_the_daemon(&settings.config.admin_socket, node, tell)?;
+    let daemon = ask_the_daemon(&settings.config.admin_socket, node, timeout, tell)?;
     Ok(Begun { node: node.clone(), settings, timeout, deadline, daemon, tell })
 }
 
@@ -365,9 +365,15 @@ struct Daemon {
 }
 
 /// Fails if the daemon of this machine, if there is one, has the node in hand, has just served it, or doesn't say.
-fn ask_the_daemon(socket: &AdminSocket, node: &Identity, tell: Tell) -> Result<Daemon, Failed> {
+fn ask_the_daemon(
+    socket: &AdminSocket,
+    node: &Identity,
+    timeout: Duration,
+    tell: Tell,
+) -> Result<Daemon, Failed> {
     let Some(path) = socket::path_of(socket) else { return Ok(Daemon::default()) };
-    let answer = match client::ask(path, &Command::Node { node: node.to_string() }, true) {
+    let command = Command::Node { node: node.to_string() };
+    let answer = match client::ask_within(timeout.min(client::PATIENCE), path, &command, true) {
         Ok(answer) => answer,
         Err(client::Error::Unreachable { source, .. })
             if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>

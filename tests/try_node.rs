@@ -413,7 +413,12 @@ fn a_daemon_that_does_not_say_what_it_is_at_work_on_is_not_disturbed() {
     let socket = builder.dir().join("admin.sock");
     let daemon = UnixListener::bind(&socket).unwrap();
     let builder = builder.set("admin_socket", socket.display());
+    let hangs = self::output(&builder, &[NODE, "--timeout", "1s"]);
+    let said = text(&hangs.stderr);
+    assert!(hangs.status.code() == Some(1) && said.contains("it took more than 1.0 s"), "{said}");
     let refusing = thread::spawn(move || {
+        // The one before waits there still.
+        drop(daemon.accept().unwrap());
         let (mut stream, _) = daemon.accept().unwrap();
         stream.write_all(b"{\"ok\":false,\"error\":\"too many clients\"}\n").unwrap();
         // Until it has read that.

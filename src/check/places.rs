@@ -24,7 +24,7 @@ use crate::protocol::Identity;
 
 use super::{Findings, Kind};
 
-/// How long whoever listens on our port may take to say who it is.
+/// How long whoever listens on our port or admin socket may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bytes read of what it says.
@@ -252,7 +252,7 @@ impl Holder {
 
     fn is_at_socket(&self, socket: &AdminSocket) -> bool {
         let answer = socket::path_of(socket)
-            .and_then(|path| client::ask(path, &Command::Status {}, true).ok());
+            .and_then(|path| client::ask_within(PATIENCE, path, &Command::Status {}, true).ok());
         let there = answer.and_then(|answer| serde_json::from_str::<Holder>(&answer).ok());
         there.is_some_and(|there| there.instance == self.instance)
     }

@@ -5,18 +5,21 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::iter;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::errors::without_middle;
 use crate::ops::command::{Change, Command, Reload};
+use crate::ops::socket::left;
 use crate::ops::status::{Listed, Nodes, Peer, Peers, Query, Status, Which};
 use crate::ops::text::{Count, Number, Plain, Span};
 
-/// How long the daemon may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the daemon may take for an answer, if nobody says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Longest answer, in bytes: ten times what the most nodes take.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -75,7 +78,21 @@ impl std::error::Error for Error {
 ///
 /// [`Error`]; a daemon that refused has changed nothing.
 pub fn ask(path: &Path, command: &Command, as_json: bool) -> Result<String, Error> {
-    let line = exchange(path, command)?;
+    ask_within(PATIENCE, path, command, as_json)
+}
+
+/// The same for those who have no more time than `patience` for all of it.
+///
+/// # Errors
+///
+/// As [`ask`].
+pub fn ask_within(
+    patience: Duration,
+    path: &Path,
+    command: &Command,
+    as_json: bool,
+) -> Result<String, Error> {
+    let line = exchange(path, command, patience)?;
     let answer: Reply<'_> = serde_json::from_str(&line).map_err(Error::Garbled)?;
     if let Some(error) = answer.error {
         return Err(Error::Refused(error));
@@ -108,21 +125,56 @@ struct Reply<'a> {
     error: Option<String>,
 }
 
-fn exchange(path: &Path, command: &Command) -> Result<String, Error> {
-    let mut stream = UnixStream::connect(path)
-        .map_err(|source| Error::Unreachable { path: path.to_path_buf(), source })?;
+fn exchange(path: &Path, command: &Command, patience: Duration) -> Result<String, Error> {
+    let deadline = Instant::now() + patience;
+    let broken = |error: io::Error| {
+        Error::Broken(match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                let text = format!("it took more than {}", Span::of(patience));
+                io::Error::new(io::ErrorKind::TimedOut, text)
+            }
+            _ => error,
+        })
+    };
+    let mut stream = connect(path, patience).map_err(|source| match source.kind() {
+        // Somebody listens, and lets nobody in.
+        io::ErrorKind::WouldBlock => broken(source),
+        _ => Error::Unreachable { path: path.to_path_buf(), source },
+    })?;
     let mut line = serde_json::to_string(command).map_err(Error::Garbled)?;
     line.push('\n');
+    stream.write_all(line.as_bytes()).map_err(broken)?;
     let mut answer = String::new();
-    let exchanged = stream
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-        .and_then(|()| stream.write_all(line.as_bytes()))
-        .and_then(|()| BufReader::new(stream).take(ANSWER_MAX).read_line(&mut answer));
-    match exchanged {
-        Ok(_) if answer.ends_with('\n') => Ok(answer),
-        Ok(_) => Err(Error::Broken(io::ErrorKind::UnexpectedEof.into())),
-        Err(error) => Err(Error::Broken(error)),
+    let until = Until { stream, deadline };
+    BufReader::new(until).take(ANSWER_MAX).read_line(&mut answer).map_err(broken)?;
+    match answer.ends_with('\n') {
+        true => Ok(answer),
+        false => Err(Error::Broken(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// Connects, and gives each write the same time. A daemon that hangs lets only so many wait; the next one would for ever.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // None at all is for ever to the system.
+    let patience = patience.max(Duration::from_millis(1));
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    net::connect(&socket, &address)?;
+    Ok(socket.into())
+}
+
+/// A stream that gives until the deadline.
+struct Until {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Read for Until {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(left(self.deadline)?))?;
+        self.stream.read(room)
     }
 }
 
@@ -330,4 +382,47 @@ fn table<const N: usize>(
         writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::fs;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::errors::chain;
+
+    /// A daemon that lets one client wait, and does nothing else.
+    struct Hung {
+        path: PathBuf,
+        _listener: OwnedFd,
+    }
+
+    impl Hung {
+        fn new() -> Hung {
+            let path = env::temp_dir().join(format!("provisioner-hung-{}", fastrand::u64(..)));
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            let listener = net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+            net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            net::listen(&listener, 0).unwrap();
+            Hung { path, _listener: listener }
+        }
+    }
+
+    impl Drop for Hung {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_is_given_up_whether_it_lets_us_in_or_not() {
+        let daemon = Hung::new();
+        for _ in 0..3 {
+            let patience = Duration::from_millis(100);
+            let error = ask_within(patience, &daemon.path, &Command::Status {}, false).unwrap_err();
+            assert_eq!(chain(&error), "the daemon gave no whole answer: it took more than 0.1 s");
+        }
+    }
 }

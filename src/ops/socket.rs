@@ -501,7 +501,7 @@ impl Write for Until<'_> {
 }
 
 /// The time until `deadline`, which is more than none.
-fn left(deadline: Instant) -> io::Result<Duration> {
+pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
