@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -625,6 +626,8 @@ impl Secrets {
         }
         let is_digit = |c: char| c.is_ascii_alphanumeric() || "+/-_=".contains(c);
         let words = text.split(|c: char| !is_digit(c));
+        // `NAME=VALUE`, where the value may be padded with more of these.
+        let words = words.flat_map(|word| iter::once(value_of(word)).chain(word.split('=')));
         let secrets: Vec<&str> = words.filter(|word| self.is_packed_secret(word)).collect();
         secrets.into_iter().fold(text.clone(), |text, secret| text.replace(secret, HIDDEN))
     }
@@ -638,6 +641,12 @@ impl Secrets {
             || self.0.iter().any(|secret| unpacked.contains(secret))
             || PKey::private_key_from_der(&bytes).is_ok()
     }
+}
+
+/// What is behind the last sign of equality that does not pad.
+fn value_of(word: &str) -> &str {
+    let padded_at = word.trim_end_matches('=').len();
+    word[..padded_at].rfind('=').map_or(word, |at| &word[at + 1..])
 }
 
 /// What a token says; its signature makes it one, and stays out.
@@ -723,6 +732,13 @@ mod tests {
             check(&format!("{first}\n{rest}\n"), HIDDEN);
         }
         check(&format!("Basic {}", STANDARD.encode("me:s3cret")), "Basic ***");
+        let basic = STANDARD.encode("you:s3cret");
+        assert!(basic.ends_with('='), "{basic}");
+        check(&format!("auth={basic}"), "auth=***");
+        check(
+            &format!("a={basic}&b={basic},c={}=d", basic.trim_end_matches('=')),
+            "a=***&b=***,c=***=d",
+        );
         // A key without the lines around it.
         let key = PKey::generate_ed25519().unwrap();
         check(&STANDARD.encode(key.private_key_to_pkcs8().unwrap()), HIDDEN);
