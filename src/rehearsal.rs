@@ -233,6 +233,7 @@ impl Begun {
             Err(reason) => {
                 let mut remarks = daemon.remarks;
                 remarks.extend(hint(reason, choria.ttl_secs));
+                remarks.extend(time_is_up(timeout, deadline, &config));
                 let (intent, steps) = (Err(reason.to_owned()), Vec::new());
                 let rehearsal = Rehearsal { intent, steps, remarks };
                 return Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&config)));
@@ -261,12 +262,8 @@ impl Begun {
         };
         let mut rehearsal = node::rehearse(&context, probed);
         rehearsal.remarks.extend(daemon.remarks);
-        if rehearsal.intent.is_err() && left(deadline).is_zero() {
-            rehearsal.remarks.push(format!(
-                "That was all the time there was, {}: --timeout gives it more, and the daemon gives a node {}",
-                Span::of(timeout),
-                Span::of(context.config.node_timeout)
-            ));
+        if rehearsal.intent.is_err() {
+            rehearsal.remarks.extend(time_is_up(timeout, deadline, &context.config));
         }
         helper.stop(abort);
         Ok(Shown::new(&node, daemon.text, rehearsal, &Secrets::of(&context.config)))
@@ -286,6 +283,17 @@ fn hint(reason: &str, ttl_secs: u32) -> Option<String> {
         )),
         _ => None,
     }
+}
+
+/// That nobody knows what would have come of it later, if that is so.
+fn time_is_up(timeout: Duration, deadline: Instant, config: &Config) -> Option<String> {
+    left(deadline).is_zero().then(|| {
+        format!(
+            "That was all the time there was, {}: --timeout gives it more, and the daemon gives a node {}",
+            Span::of(timeout),
+            Span::of(config.node_timeout)
+        )
+    })
 }
 
 /// Says what each step waits for.

@@ -354,6 +354,10 @@ fn a_silent_node_is_given_up_as_the_daemon_does_and_whoever_waits_is_told_for_wh
         "{shown}"
     );
     assert_eq!(fleet.named("silent.example.net").times_asked(Action::Jwt), 0);
+    // The daemon would have waited for longer.
+    let patient = Daemon::builder(&broker.address()).set("probe_timeout", "10s");
+    let (_, shown) = run(&patient, &["silent.example.net", "--timeout=2s"]);
+    assert!(remarks(&shown).contains("That was all the time there was, 2.0 s: "), "{shown}");
     // It answers the first request, so there is hope.
     let jwt = "asking it for its provisioning JWT (";
     let shown = shows(&["slow.example.net", "--timeout", "2s"], &[jwt]);
