@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File, FileType, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::panic;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,9 @@ use std::process;
 use rustix::fs::OFlags;
 
 use crate::file_kind;
+
+/// Longest text with a number that is read, in bytes.
+const NUMBER_MAX: u64 = 64;
 
 /// The file; removed when this is dropped, and when the process ends in a panic.
 #[derive(Debug)]
@@ -67,7 +70,11 @@ impl Drop for PidFile {
 
 /// The number in the file at `path`.
 pub fn read(path: &Path) -> Option<u32> {
-    let text = if is_file(path) { fs::read_to_string(path).ok()? } else { return None };
+    // To look is not enough: by now it may be something else.
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = file.ok().filter(|file| file.metadata().is_ok_and(|there| there.is_file()))?;
+    let mut text = String::new();
+    file.take(NUMBER_MAX).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
@@ -176,6 +183,24 @@ mod tests {
         assert!(said(Path::new("/dev/full")).contains("No space left"), "it takes nothing");
         drop(PidFile::write(Path::new("/dev/null")).unwrap());
         assert!(Path::new("/dev/null").exists() && Path::new("/dev/full").exists());
+    }
+
+    #[test]
+    fn reads_numbers_and_no_more_of_a_file_than_a_number_takes() {
+        let path = std::env::temp_dir().join(format!("provisioner-pid5-{}", process::id()));
+        let check = |text: &str, expected: Option<u32>| {
+            fs::write(&path, text).unwrap();
+            assert_eq!(read(&path), expected, "{text:?}");
+        };
+        check("42", Some(42));
+        check(" 42\n", Some(42));
+        check(&format!("42{}x", " ".repeat(1 << 20)), Some(42));
+        for text in ["", "x", "-1", "4 2", "99999999999", &"9".repeat(1 << 20)] {
+            check(text, None);
+        }
+        fs::remove_file(&path).unwrap();
+        assert_eq!(read(&path), None);
+        assert_eq!(read(Path::new("/tmp")), None);
     }
 
     #[test]
