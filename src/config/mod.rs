@@ -19,7 +19,7 @@ pub mod yaml;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File as OpenFile;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek as _};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -1080,19 +1080,20 @@ pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Reads a file that holds a secret, which is wiped from memory when it is no longer needed.
 pub(crate) fn read_secret(path: &Path) -> io::Result<Zeroizing<String>> {
-    let file = open(path)?;
-    // Room for all of it, since the old place is not wiped when a text grows, and for no more: to wipe costs as much as to fill.
-    let room = file.metadata()?.len().min(SECRET_BYTES_MAX) + 1;
-    let mut text = Zeroizing::new(String::with_capacity(room as usize));
-    file.take(room).read_to_string(&mut text)?;
-    let len = text.len() as u64;
-    if len > SECRET_BYTES_MAX {
-        return Err(io::Error::other(format!("larger than {SECRET_BYTES_MAX} bytes")));
+    let mut file = open(path)?;
+    let known = file.metadata()?.len().min(SECRET_BYTES_MAX);
+    // Some file systems don't know how large it is, and it may just have been replaced.
+    for len_max in [known, SECRET_BYTES_MAX] {
+        // Room for all of it, since the old place is not wiped when a text grows, and for no more: to wipe costs as much as to fill.
+        let room = len_max + 1;
+        let mut text = Zeroizing::new(String::with_capacity(room as usize));
+        file.rewind()?;
+        (&file).take(room).read_to_string(&mut text)?;
+        if text.len() as u64 <= len_max {
+            return Ok(text);
+        }
     }
-    if len == room {
-        return Err(io::Error::other("it grew while it was read"));
-    }
-    Ok(text)
+    Err(io::Error::other(format!("larger than {SECRET_BYTES_MAX} bytes")))
 }
 
 /// Opens a file to be read, and nothing else: a pipe would hold us until somebody writes into it, and most of our files are
@@ -1525,6 +1526,13 @@ mod tests {
             |c| c.cooperation,
             Cooperation::ActiveActive,
         );
+    }
+
+    #[test]
+    fn a_secret_is_read_whole_where_the_system_does_not_know_its_size() {
+        let path = Path::new("/proc/version");
+        assert_eq!(path.metadata().unwrap().len(), 0);
+        assert_eq!(*read_secret(path).unwrap(), std::fs::read_to_string(path).unwrap());
     }
 
     #[test]
