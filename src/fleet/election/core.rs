@@ -384,7 +384,10 @@ impl Core {
                 self.trouble = None;
                 self.contended(why, sent, now, out);
             }
-            Answer::Failed(why) => self.failed(why, now, out),
+            Answer::Failed(why) => {
+                self.offered = None;
+                self.failed(why, now, out);
+            }
         }
     }
 
@@ -418,7 +421,7 @@ impl Core {
     }
 
     fn stored(&mut self, number: u64, sent: BootTime, now: BootTime, out: &mut Vec<Output>) {
-        self.offer = None;
+        (self.offer, self.offered) = (None, None);
         let (former, term) = match &self.stage {
             // A holder that heard of no success for so long is a new one: meanwhile another may have led.
             Stage::Holder(holder) if now >= holder.written + LEASE => (None, holder.term),
@@ -451,6 +454,7 @@ impl Core {
 
     /// Another has the key, or nobody.
     fn contended(&mut self, why: String, sent: BootTime, now: BootTime, out: &mut Vec<Output>) {
+        self.offered = None;
         let next = match &self.stage {
             Stage::Holder(_) => now,
             Stage::SettingUp { .. } | Stage::Candidate { .. } => sent + self.campaign_pause(),
@@ -573,9 +577,12 @@ impl Core {
         let output = match &self.stage {
             Stage::SettingUp { .. } => Output::AskStatus(ticket),
             Stage::Candidate { .. } => {
-                // Whoever offers one now has taken ours.
-                let ours = self.offered.take();
-                Output::Write { ticket, expected: self.offer.take().or(ours).unwrap_or(0) }
+                let offer = self.offer.take();
+                if offer.is_some() {
+                    // Whoever offers one now has taken ours.
+                    self.offered = None;
+                }
+                Output::Write { ticket, expected: offer.or(self.offered).unwrap_or(0) }
             }
             Stage::Holder(holder) => Output::Write { ticket, expected: holder.number },
             Stage::Gone => return,
@@ -1065,6 +1072,30 @@ mod tests {
             }
         };
         assert!(matches!(lead, Output::Lead(_)) && bench.now >= taken + 1_600);
+    }
+
+    #[test]
+    fn what_was_not_sent_or_not_answered_is_taken_back_later() {
+        let mut bench = Bench::leader();
+        bench.step(Input::StepDown);
+        bench.step(Input::Idle);
+        let (_, out) = bench.wait();
+        let [Output::Write { ticket, expected: 9 }] = out[..] else { panic!("{out:?}") };
+        assert_eq!(bench.step(Input::Unsent(ticket)), []);
+        assert_eq!(bench.role(), Role::SteppedDown);
+        let (_, out) = bench.wait();
+        assert!(matches!(out[..], [Output::Write { expected: 9, .. }]), "{out:?}");
+        // The broker says nothing, neither now nor to the question after that.
+        let ticket = loop {
+            if let [Output::AskStatus(ticket)] = bench.wait().1[..] {
+                break ticket;
+            }
+        };
+        let (ticket, expected) = bench.writes(Input::Answer(ticket, Answer::Usable(TTL)));
+        assert_eq!(expected, 9);
+        bench.step(contended(ticket));
+        let (_, out) = bench.wait();
+        assert!(matches!(out[..], [Output::Write { expected: 0, .. }]), "it is another's: {out:?}");
     }
 
     #[test]
