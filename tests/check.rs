@@ -116,6 +116,8 @@ fn every_fault_of_the_settings_is_named() {
     let with_port = offline().set("monitor_address", "127.0.0.1:9100");
     check(with_port, 78, &["its port belongs to `monitor_port`"]);
     check(offline().argument("--pid=/tmp"), 78, &["--pid: /tmp: it is a directory"]);
+    check(offline().set("logfile", "/dev/no/log"), 78, &["logfile: /dev/no/log: folder /dev/no: "]);
+    check(offline().set("logfile", "/dev/stderr").set("audit_log", "/dev/null"), 0, &[]);
     check(offline().set("logfile", "/tmp"), 78, &["logfile: /tmp: it is a directory, and a file"]);
     check(offline().choria("plugin.choria.middleware_hosts", "a b"), 78, &["middleware_hosts: "]);
     check(

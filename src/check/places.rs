@@ -145,7 +145,7 @@ fn writable(
     fits: impl FnOnce(FileType) -> io::Result<()>,
 ) -> io::Result<Option<FileType>> {
     // What our own streams are says nothing about the daemon's.
-    if path.starts_with("/dev") || path.starts_with("/proc") {
+    if is_stream(path) {
         return Ok(None);
     }
     match fs::metadata(path) {
@@ -168,6 +168,13 @@ fn writable(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether each process has another file under this name: one that it was started with.
+fn is_stream(path: &Path) -> bool {
+    ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self", "/proc/thread-self"]
+        .into_iter()
+        .any(|stream| path.starts_with(stream))
 }
 
 /// Whether a socket could be made there; one that a daemon listens on is left alone.
