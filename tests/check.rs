@@ -110,8 +110,8 @@ fn every_fault_of_the_settings_is_named() {
     check(offline().without("helper"), 78, &["helper: must be set"]);
     let both = offline().set("active_active", "true").set("leader_election", "true");
     check(both, 78, &["active_active: "]);
-    // 2001:db8::/32 is nobody's.
-    let elsewhere = offline().set("monitor_address", "'2001:db8::1'");
+    // 192.0.2.0/24 is nobody's.
+    let elsewhere = offline().set("monitor_address", "192.0.2.1");
     check(elsewhere, 1, &["choria-provisioner.yaml:7: monitor_address: cannot listen on"]);
     let with_port = offline().set("monitor_address", "127.0.0.1:9100");
     check(with_port, 78, &["its port belongs to `monitor_port`"]);
