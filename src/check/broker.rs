@@ -5,9 +5,9 @@
 //! bucket and a write that must be refused, since it names a number that its key can't have. Our own startup event is not sent,
 //! so whether we may publish it is not known.
 
-use std::any::Any;
+use std::panic;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, never};
@@ -70,10 +70,11 @@ pub(super) fn check(choria: &Inspected, purpose: Purpose<'_>, findings: &mut Fin
     let seen: Vec<Seen> = thread::scope(|scope| {
         let look = |server| scope.spawn(move || Seen::of(server, choria, purpose));
         let threads: Vec<_> = servers.iter().map(look).collect();
-        let seen = servers.iter().zip(threads).map(|(server, thread)| {
-            thread.join().unwrap_or_else(|panic| Seen::nothing(server, &*panic))
-        });
-        seen.collect()
+        // A panic ends the program, here as in its thread.
+        let join = |thread: ScopedJoinHandle<'_, Seen>| {
+            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
     });
     let lets_us_in = seen.iter().any(|seen| seen.is_in);
     let not_found = faults.into_iter().map(|fault| (Kind::OutOfReach, fault));
@@ -121,21 +122,6 @@ impl Seen {
             errors.iter().for_each(|error| seen.note(error));
         }
         seen.faults.retain(|(kind, _)| *kind == Kind::OutOfReach);
-        seen
-    }
-
-    /// What it is like is not known, since whoever looked came to grief.
-    fn nothing(server: &ServerAddress, panic: &(dyn Any + Send)) -> Seen {
-        let literal = panic.downcast_ref::<&str>().copied();
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(literal);
-        let mut seen = Seen::default();
-        seen.fault(
-            Kind::Surroundings,
-            format!(
-                "{server} could not be looked at, by a fault of this program: {}",
-                text.unwrap_or("no reason is known")
-            ),
-        );
         seen
     }
 
@@ -293,24 +279,4 @@ impl<'a> Booth<'a> {
 
 fn kind(error: ErrorKind) -> Kind {
     if error.is_passing() { Kind::OutOfReach } else { Kind::Configuration }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_look_that_came_to_grief_is_a_fault_with_its_reason() {
-        let server = ServerAddress::parse("broker:4222").unwrap();
-        let check = |panic: Box<dyn Any + Send>, expected: &str| {
-            let seen = Seen::nothing(&server, &*panic);
-            let expected =
-                format!("{server} could not be looked at, by a fault of this program: {expected}");
-            assert!(!seen.is_in);
-            assert_eq!(seen.faults, [(Kind::Surroundings, expected)]);
-        };
-        check(Box::new("a reason"), "a reason");
-        check(Box::new(format!("{} reasons", 2)), "2 reasons");
-        check(Box::new(7), "no reason is known");
-    }
 }
