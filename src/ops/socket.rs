@@ -3,8 +3,8 @@
 //! Who may open it is said by its file: mode 0660, owner and group of the daemon. Each client has a thread of its own
 //! that it alone can hold up, for ten seconds at most; there are eight at a time, and the next one waits for a moment. Of those that
 //! neither send nor take anything the one that has been waited for the longest makes room for it, so that hung ones don't lock an
-//! operator out, and whoever reads a long answer gets all of it. A file that a dead daemon left is replaced;
-//! one that is listened on is another daemon's, and no start.
+//! operator out; of those that read a long answer, one that still does so after five seconds, if by then nobody else has. A file that
+//! a dead daemon left is replaced; one that is listened on is another daemon's, and no start.
 
 use std::collections::HashMap;
 use std::fmt;
