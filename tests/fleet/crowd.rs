@@ -1,7 +1,7 @@
 //! A crowd at the monitor port that means no good: idle clients, slow ones and garbage, back a second after they are turned out.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -82,6 +82,48 @@ impl Crowd {
 impl Drop for Crowd {
     fn drop(&mut self) {
         self.scattered.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A port where everyone is turned out at once: what a crowd there costs is its own and the kernel's.
+pub struct Wall {
+    port: u16,
+    torn_down: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wall {
+    /// On a free port.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn build() -> io::Result<Wall> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let torn_down = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&torn_down);
+        let thread = thread::Builder::new().name("wall".to_owned()).spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                drop(listener.accept());
+            }
+        })?;
+        Ok(Wall { port, torn_down, thread: Some(thread) })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Wall {
+    fn drop(&mut self) {
+        self.torn_down.store(true, Ordering::Relaxed);
+        // It may wait for one more.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
