@@ -42,8 +42,8 @@ const HELPER_FAILURES: u32 = 3;
 /// How long before its end a token of ours is worth a word.
 const EXPIRY_NEAR_SECS: i64 = 7 * 24 * 3_600;
 
-/// Nodes read under one lock of the registry: some hundred microseconds.
-const NODES_AT_ONCE: usize = 500;
+/// Nodes read under one lock of the registry: some ten microseconds. Workers wait for it, and for longer if we lose the processor.
+const NODES_AT_ONCE: usize = 64;
 
 /// Nodes listed at most: three megabytes or so.
 pub const NODES_MAX: usize = 10_000;
