@@ -475,8 +475,11 @@ mod tests {
     fn reads_what_is_there_now_and_only_a_pair_that_fits() {
         let files = Files::new();
         let (signing, last) = (files.signing(true), LastPair::default());
-        signing.read_again(NOW, &last).unwrap();
-        assert_eq!(signing.read_again(NOW, &last).unwrap().organization(), "choria");
+        let first = signing.read_again(NOW, &last).unwrap();
+        assert_eq!(first.organization(), "choria");
+        // Checked once a second.
+        let is_first = |now| Arc::ptr_eq(&first, &signing.read_again(now, &last).unwrap());
+        assert_eq!((is_first(NOW), is_first(NOW + 1), is_first(NOW)), (true, false, false));
 
         // In the middle of a rotation.
         let other = testing::key(0x60);
