@@ -87,14 +87,7 @@ const STALL: Duration = Duration::from_secs(3);
 const REFRESH: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
-    match run(&rig::arguments()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(problem) => {
-            let _ = writeln!(io::stderr(), "demo: {problem}");
-            ExitCode::from(2)
-        }
-    }
+    rig::exit("demo", run(&rig::arguments()))
 }
 
 /// Runs it all; `false` when a node did not end as it should.

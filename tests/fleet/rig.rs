@@ -54,7 +54,8 @@ pub fn exit(name: &str, reached: Result<bool, String>) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(problem) => {
-            say(&format!("{name}: {problem}"));
+            // Not among the figures: somebody may be reading them.
+            let _ = writeln!(io::stderr(), "{name}: {problem}");
             ExitCode::from(2)
         }
     }
