@@ -47,6 +47,8 @@ pub struct View {
 pub struct Shown {
     /// The part we play.
     pub role: Role,
+    /// We hold the key, and hand it over when the nodes in work are finished.
+    pub is_leaving: bool,
     /// Why the election can't be held, or we stay out of it.
     pub trouble: Option<String>,
     /// When we lead again after we have stepped down, at the latest, unless another does.
@@ -56,7 +58,7 @@ pub struct Shown {
 impl Shown {
     /// With nothing wrong.
     pub fn role(role: Role) -> Shown {
-        Shown { role, trouble: None, takes_back_at: None }
+        Shown { role, is_leaving: false, trouble: None, takes_back_at: None }
     }
 }
 
@@ -399,6 +401,7 @@ impl Election {
         }
         self.view.show(Shown {
             role: self.core.role(BootTime::now()),
+            is_leaving: self.core.is_leaving(),
             trouble,
             takes_back_at: self.core.takes_back_at(),
         });

@@ -839,7 +839,7 @@ impl Observer {
     fn why(&self, reason: Reason) -> String {
         let view = self.sources.election.as_ref().filter(|_| reason == Reason::Standby);
         match view.map(|view| view.get()) {
-            Some(Shown { role: Role::Leader, .. }) => {
+            Some(Shown { is_leaving: true, .. }) => {
                 "stepping down when the nodes in work are finished".into()
             }
             Some(Shown { role: Role::SteppedDown, takes_back_at, .. }) => match takes_back_at {
@@ -852,13 +852,15 @@ impl Observer {
                 }
                 None => "stepped down: others may take over".into(),
             },
-            Some(Shown { role: Role::Confirming, .. }) => {
+            // The broker takes its time to say that we still lead.
+            Some(Shown { role: Role::Leader | Role::Confirming, .. }) => {
                 "about to lead, and making sure that no other instance does".into()
             }
             Some(Shown { role: Role::SettingUp, .. }) => {
                 "standing by until the election can be held".into()
             }
-            Some(Shown { role: Role::Candidate | Role::Out, .. }) | None => reason.to_string(),
+            Some(Shown { role: Role::Out, .. }) => "staying out of the election".into(),
+            Some(Shown { role: Role::Candidate, .. }) | None => reason.to_string(),
         }
     }
 
@@ -1298,7 +1300,10 @@ mod tests {
             "standing by until the election can be held"
         );
         let stepping = "stepping down when the nodes in work are finished";
-        assert_eq!(says(Shown::role(Role::Leader)), stepping);
+        assert_eq!(says(Shown { is_leaving: true, ..Shown::role(Role::Leader) }), stepping);
+        let confirming = "about to lead, and making sure that no other instance does";
+        assert_eq!(says(Shown::role(Role::Leader)), confirming, "its lease is over");
+        assert_eq!(says(Shown::role(Role::Out)), "staying out of the election");
         let at = BootTime::now() + Duration::from_secs(3_600);
         let down = Shown { takes_back_at: Some(at), ..Shown::role(Role::SteppedDown) };
         let said = says(down);
