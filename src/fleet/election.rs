@@ -834,6 +834,24 @@ mod tests {
     }
 
     #[test]
+    fn whoever_steps_down_begins_nothing_more_when_the_connection_is_lost_and_comes_back() {
+        let bench = Bench::start();
+        bench.discover.recv_timeout(SOON).expect("it leads");
+        let key = bench.take("n1.example.net");
+        let term = bench.gate.begin().unwrap();
+        bench.view.step_down();
+        bench.wait(|| bench.gate.begin().is_err());
+        bench.gate.close(Reason::Disconnected);
+        let is_confirming = || bench.view.get().role == Role::Confirming;
+        bench.wait(is_confirming);
+        bench.gate.open(Reason::Disconnected);
+        assert_eq!(bench.gate.proceed(term, Instant::now() + SOON), Ok(()), "it may finish");
+        assert_eq!(bench.gate.begin(), Err(vec![Reason::Standby]));
+        bench.finish(&key);
+        bench.handed_over.recv_timeout(SOON).expect("nobody is in hand any more");
+    }
+
+    #[test]
     fn only_others_offer_keys() {
         let bench = Bench::start();
         bench.discover.recv_timeout(SOON).expect("it leads");

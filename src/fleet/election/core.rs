@@ -101,9 +101,9 @@ pub enum Output {
     },
     /// We lead: nodes may be begun until then.
     Lead(BootTime),
-    /// We still lead, until then.
+    /// We still lead, until then; while we step down, for what was begun alone.
     Renew(BootTime),
-    /// We don't lead for now. What was begun waits for [`Output::Lead`] or [`Output::Lost`].
+    /// We don't lead for now. What was begun waits for [`Output::Lead`], [`Output::Renew`] or [`Output::Lost`].
     Lapse,
     /// We no longer lead, and what was begun must end.
     Lost(Loss),
@@ -432,9 +432,12 @@ impl Core {
         let since = former.unwrap_or(now);
         let lease = sent + LEASE;
         let confirm_at = since + CONFIRM_AFTER;
-        let term = if sent >= confirm_at && now < lease {
+        // Whoever steps down begins no term, and in the one that it has nothing more: what was begun goes on.
+        let begins_none = self.is_stepping_down && term == Term::None;
+        let term = if sent >= confirm_at && now < lease && !begins_none {
             out.push(match term {
                 Term::Leading => Output::Renew(lease),
+                Term::Lapsed if self.is_stepping_down => Output::Renew(lease),
                 Term::None | Term::Lapsed => Output::Lead(lease),
             });
             Term::Leading
@@ -1052,6 +1055,37 @@ mod tests {
         let [Output::Write { ticket, .. }] = out[..] else { panic!("{out:?}") };
         bench.step(stored(ticket, 30));
         assert!(!bench.core.is_leaving(), "there was nothing to step down from");
+    }
+
+    #[test]
+    fn whoever_steps_down_and_loses_the_connection_finishes_what_it_has_and_leads_no_more() {
+        let mut bench = Bench::leader();
+        bench.step(Input::StepDown);
+        assert_eq!(bench.step(Input::Link(false)), [Output::Lapse]);
+        let (mut ticket, mut expected) = bench.writes(Input::Link(true));
+        let renewed = loop {
+            if let Some(said) = bench.step(stored(ticket, expected + 1)).pop() {
+                break said;
+            }
+            let (_, out) = bench.wait();
+            let [Output::Write { ticket: next, expected: number }] = out[..] else {
+                panic!("{out:?}")
+            };
+            (ticket, expected) = (next, number);
+        };
+        assert_eq!(renewed, Output::Renew(time(bench.now + 1_500)));
+        let out = bench.step(Input::Idle);
+        assert_eq!(out, [Output::Lost(Loss::SteppedDown), Output::HandOver(expected + 1)]);
+
+        // The same before it led: a node of a former term is still in hand.
+        let mut bench = Bench::holder();
+        bench.step(Input::StepDown);
+        for _ in 0..8 {
+            let (_, out) = bench.wait();
+            let [Output::Write { ticket, expected }] = out[..] else { panic!("{out:?}") };
+            assert_eq!(bench.step(stored(ticket, expected + 1)), []);
+        }
+        assert!(matches!(bench.step(Input::Idle)[..], [Output::HandOver(_)]));
     }
 
     #[test]

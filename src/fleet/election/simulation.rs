@@ -379,7 +379,10 @@ impl Simulation {
                 it.lease = Some(until);
             }
             Output::Renew(until) => {
-                assert!(it.lease.is_some_and(|lease| lease <= until), "goes on from nothing");
+                // Whoever steps down goes on with what it has, and does not lead again for that.
+                let goes_on = it.has_term && (it.lease.is_some() || it.core.is_leaving());
+                assert!(goes_on, "goes on from nothing");
+                assert!(it.lease.is_none_or(|lease| lease <= until), "goes back");
                 it.lease = Some(until);
             }
             Output::Lapse => it.lease = None,

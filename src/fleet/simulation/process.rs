@@ -168,7 +168,6 @@ pub struct Process {
     pub has_term: bool,
     /// Until when we lead, by what the election says; none without one.
     pub lease: Option<BootTime>,
-    is_stepping_down: bool,
     pub instance: Ksuid,
     sender: Sender,
     /// It had to listen again.
@@ -249,7 +248,6 @@ impl Process {
             term: 0,
             lease: election_lease,
             has_term,
-            is_stepping_down: false,
             is_draining: false,
             link: None,
             reconnected_at: None,
@@ -645,7 +643,9 @@ impl Process {
     }
 
     fn step_down(&mut self, scene: &mut Scene<'_>) {
-        self.is_stepping_down |= self.has_term && self.election.is_some();
+        if self.election.is_some() {
+            self.gate.close(Reason::Standby);
+        }
         self.elect(election::Input::StepDown, scene);
     }
 
@@ -701,7 +701,6 @@ impl Process {
                     scene.note("leadership lost");
                     self.has_term = false;
                     self.lease = Some(BootTime::START);
-                    self.is_stepping_down = false;
                     self.gate.end_term();
                     self.forget();
                 }
@@ -711,9 +710,6 @@ impl Process {
                     self.send(Post::Offer(number), scene);
                 }
             }
-        }
-        if self.is_stepping_down {
-            self.gate.close(Reason::Standby);
         }
         if has_changed {
             self.run(scene);
