@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// For one run of the helper: three pipes of which both ends are open while it starts, and its pidfd.
 const PER_WORKER: u64 = 8;
-/// For all else: the log, the broker, the monitor port and its clients.
-const FIXED: u64 = 64;
+/// For all else: the log, the broker, the monitor port, the admin socket, and the clients of both.
+const FIXED: u64 = 96;
 
 /// Raises our limit as far as `workers` need it and the system lets us; says so if that is too little.
 pub fn raise(workers: usize) {
@@ -39,12 +39,12 @@ mod tests {
 
     #[test]
     fn asks_for_what_is_needed_and_no_more_than_allowed() {
-        assert_eq!(needed(0), 64);
-        assert_eq!(needed(1_024), 8_256);
-        assert_eq!(raised(Some(1_024), Some(524_288), 96), None);
-        assert_eq!(raised(Some(1_024), Some(524_288), 8_256), Some(8_256));
-        assert_eq!(raised(Some(1_024), Some(4_096), 8_256), Some(4_096));
-        assert_eq!(raised(Some(1_024), None, 8_256), Some(8_256));
-        assert_eq!(raised(None, None, 8_256), None);
+        assert_eq!(needed(0), 96);
+        assert_eq!(needed(1_024), 8_288);
+        assert_eq!(raised(Some(1_024), Some(524_288), 128), None);
+        assert_eq!(raised(Some(1_024), Some(524_288), 8_288), Some(8_288));
+        assert_eq!(raised(Some(1_024), Some(4_096), 8_288), Some(4_096));
+        assert_eq!(raised(Some(1_024), None, 8_288), Some(8_288));
+        assert_eq!(raised(None, None, 8_288), None);
     }
 }

@@ -214,7 +214,7 @@ fn a_crash_leaves_no_secret_on_disk() {
 
 #[test]
 fn the_limit_on_file_descriptors_is_raised_for_many_workers() {
-    for (most, raised, warned) in [(700, "664 ", false), (100, "100 ", true)] {
+    for (most, raised, warned) in [(700, "696 ", false), (100, "100 ", true)] {
         let site = Site::new(&format!("{GOOD}workers: 75\n"));
         let program = env!("CARGO_BIN_EXE_choria-provisioner");
         let mut shell = Command::new("sh");
@@ -223,7 +223,7 @@ fn the_limit_on_file_descriptors_is_raised_for_many_workers() {
         shell.arg("--choria-config").arg(site.path("c.cfg"));
         let mut daemon = Daemon::start(shell);
         if warned {
-            daemon.wait_for("75 workers may need 664 file descriptors and the system allows 100");
+            daemon.wait_for("75 workers may need 696 file descriptors and the system allows 100");
         }
         daemon.wait_for("Starting with");
         let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();

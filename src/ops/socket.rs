@@ -1,12 +1,12 @@
 //! The admin socket: commands in, answers out, one JSON object a line each way.
 //!
 //! Who may open it is said by its file: mode 0660, owner and group of the daemon. Each client has a thread of its own
-//! that it alone can hold up, for ten seconds at most; there are eight at a time, and the next one waits for a moment. Of those that
-//! neither send nor take anything the one that has been waited for the longest makes room for it, so that hung ones don't lock an
+//! that it alone can hold up, for ten seconds at most; there are eight at a time, and the next ones wait for a moment, all at once. Of
+//! those that neither send nor take anything the one that has been waited for the longest makes room, so that hung ones don't lock an
 //! operator out; of those that read a long answer, one that still does so after five seconds, if by then nobody else has. A file that
 //! a dead daemon left is replaced; one that is listened on is another daemon's, and no start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Read, Write};
@@ -52,10 +52,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// milliseconds.
 const STILL_PART: u32 = 10;
 
+/// Clients that wait for a place, each since it came: a crowd must not cost the last of it the waits of all before.
+const NEWCOMERS_MAX: usize = 32;
+
 /// How long the next one waits itself, as a part of that time, before it gets the place of one that is not hung.
 const WAIT_PART: u32 = 2;
 
-/// How often is looked whether there is room for the next one.
+/// How often is looked whether there is room for the next one, and how long one that is not hung is safe after another has
+/// lost its place: enough to answer whoever got it, before that is the next to lose it.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long the thread that lets clients in may be held up by one that it turns away.
@@ -118,7 +122,8 @@ impl Socket {
             operator,
             places: Arc::default(),
             threads: Vec::new(),
-            newcomer: None,
+            newcomers: VecDeque::new(),
+            last_ousted: None,
             next: 0,
         };
         let builder = thread::Builder::new().name("admin".to_owned()).stack_size(STACK);
@@ -241,11 +246,14 @@ struct Door {
     operator: Arc<dyn Obey>,
     places: Arc<Places>,
     threads: Vec<JoinHandle<()>>,
-    newcomer: Option<Newcomer>,
+    /// In the order in which they came; others wait in the backlog.
+    newcomers: VecDeque<Newcomer>,
+    /// When one lost its place that was not hung, or one was turned away for want of such a one.
+    last_ousted: Option<Instant>,
     next: u64,
 }
 
-/// A client that waits for a place; others wait in the backlog.
+/// A client that waits for a place.
 struct Newcomer {
     stream: UnixStream,
     since: Instant,
@@ -253,21 +261,23 @@ struct Newcomer {
 
 impl Door {
     fn run(mut self) {
-        let mut is_open = true;
-        while !self.waits_for_stop(is_open) {
-            if let Some(newcomer) = self.newcomer.take() {
-                self.admit(newcomer);
+        let mut closed_until = None;
+        while !self.waits_for_stop(closed_until.is_none()) {
+            self.admit();
+            let is_closed = closed_until.is_some_and(|until| Instant::now() < until);
+            if is_closed || self.newcomers.len() >= NEWCOMERS_MAX {
                 continue;
             }
-            is_open = match self.listener.accept() {
+            closed_until = match self.listener.accept() {
                 Ok((stream, _)) => {
-                    self.admit(Newcomer { stream, since: Instant::now() });
-                    true
+                    self.newcomers.push_back(Newcomer { stream, since: Instant::now() });
+                    self.admit();
+                    None
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Err(error) => {
                     log::warn!(component = "admin"; "Cannot accept a client of the admin socket: {error}");
-                    false
+                    Some(Instant::now() + CLOSED_TIME)
                 }
             };
         }
@@ -282,24 +292,32 @@ impl Door {
     fn waits_for_stop(&self, is_open: bool) -> bool {
         let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
         let mut time = None;
-        if self.newcomer.is_some() {
-            time = Timespec::try_from(LOOK_AGAIN).ok();
-        } else if is_open {
+        if is_open && self.newcomers.len() < NEWCOMERS_MAX {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
-        } else {
+        }
+        if !self.newcomers.is_empty() {
+            time = Timespec::try_from(LOOK_AGAIN).ok();
+        } else if !is_open {
             time = Timespec::try_from(CLOSED_TIME).ok();
         }
         // Interrupted, nothing is known: it is asked again.
         poll(&mut fds, time.as_ref()).is_ok() && !fds[0].revents().is_empty()
     }
 
-    fn admit(&mut self, newcomer: Newcomer) {
+    /// Gives places to those that have waited the longest, as long as there are any.
+    fn admit(&mut self) {
         self.threads.retain(|thread| !thread.is_finished());
-        let number = self.next;
-        self.next += 1;
-        if let Err(error) = self.serve(number, newcomer) {
-            self.places.leave(number);
-            log::warn!(component = "admin"; "Cannot serve a client of the admin socket: {error}");
+        while let Some(newcomer) = self.newcomers.pop_front() {
+            let (number, waiting) = (self.next, self.newcomers.len());
+            self.next += 1;
+            if let Err(error) = self.serve(number, newcomer) {
+                self.places.leave(number);
+                log::warn!(component = "admin"; "Cannot serve a client of the admin socket: {error}");
+            }
+            if self.newcomers.len() > waiting {
+                // It goes on waiting, and those behind it.
+                return;
+            }
         }
     }
 
@@ -308,14 +326,21 @@ impl Door {
         stream.set_nonblocking(false)?;
         let now = Instant::now();
         let place = Place { stream: stream.try_clone()?, waits_since: Some(now), moved: now };
-        let has_waited = now.saturating_duration_since(since) >= self.patience / WAIT_PART;
-        let still = if has_waited { Duration::ZERO } else { self.patience / STILL_PART };
-        if !self.places.take(number, place, still) {
-            if has_waited {
+        let may_oust = now.saturating_duration_since(since) >= self.patience / WAIT_PART
+            && self
+                .last_ousted
+                .is_none_or(|last| now.saturating_duration_since(last) >= LOOK_AGAIN);
+        let still = if may_oust { Duration::ZERO } else { self.patience / STILL_PART };
+        let taken = self.places.take(number, place, still);
+        if may_oust && !matches!(taken, Taken::Free) {
+            self.last_ousted = Some(now);
+        }
+        if taken == Taken::Not {
+            if may_oust {
                 let turned_away = Client::new(stream, TURN_AWAY_TIME);
                 let _ = turned_away.answer(&Bad::new("too many clients"), &|| {});
             } else {
-                self.newcomer = Some(Newcomer { stream, since });
+                self.newcomers.push_front(Newcomer { stream, since });
             }
             return Ok(());
         }
@@ -335,6 +360,17 @@ impl Door {
 #[derive(Default)]
 struct Places(Mutex<HashMap<u64, Place>>);
 
+/// What became of the wish for a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// It was nobody's.
+    Free,
+    /// It was another's, who has lost it.
+    Anothers,
+    /// There is none.
+    Not,
+}
+
 struct Place {
     /// To end it.
     stream: UnixStream,
@@ -346,21 +382,23 @@ struct Place {
 
 impl Places {
     /// Gives a client a place, if need be that of the one that we have waited for the longest of those that have moved nothing for
-    /// `still`; false when there is none.
-    fn take(&self, number: u64, place: Place, still: Duration) -> bool {
+    /// `still`.
+    fn take(&self, number: u64, place: Place, still: Duration) -> Taken {
         let mut places = self.0.lock();
+        let mut taken = Taken::Free;
         if places.len() >= CLIENTS_MAX {
             let is_still = |of: &Place| place.moved.saturating_duration_since(of.moved) >= still;
             let waits = places.iter().filter(|(_, of)| is_still(of));
             let waits = waits.filter_map(|(number, place)| place.waits_since.zip(Some(*number)));
-            let Some((_, longest)) = waits.min() else { return false };
+            let Some((_, longest)) = waits.min() else { return Taken::Not };
+            taken = Taken::Anothers;
             if let Some(place) = places.remove(&longest) {
                 // One that is gone needs no end.
                 let _ = place.stream.shutdown(Shutdown::Both);
             }
         }
         places.insert(number, place);
-        true
+        taken
     }
 
     /// From now on the client has to do something, or we have; false when it has lost its place.
@@ -731,6 +769,24 @@ mod tests {
             hung.push(client);
             assert_eq!(site.ask(DISCOVER), DONE);
         }
+    }
+
+    #[test]
+    fn whoever_comes_last_of_a_crowd_does_not_wait_for_the_waits_of_the_others() {
+        let patience = Duration::from_secs(2);
+        let mut site = Site::start(patience);
+        let mut busy: Vec<_> = (0..CLIENTS_MAX).map(|_| site.connect()).collect();
+        for client in &mut busy {
+            client.get_mut().write_all(b"{\"command\":\"retry\",\"all\":true}\n").unwrap();
+            site.begun.recv().unwrap();
+        }
+        let mut crowd: Vec<_> = (0..NEWCOMERS_MAX).map(|_| site.connect()).collect();
+        let last = crowd.last_mut().unwrap();
+        // One after the other would take three times as long.
+        let all = patience / WAIT_PART * NEWCOMERS_MAX as u32;
+        last.get_ref().set_read_timeout(Some(all / 3)).unwrap();
+        assert_eq!(read(last), "{\"ok\":false,\"error\":\"too many clients\"}\n");
+        drop(site.go_on.take());
     }
 
     #[test]
