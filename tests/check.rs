@@ -8,7 +8,7 @@ mod fleet;
 use std::fs::{self, Permissions};
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -131,6 +131,10 @@ fn every_fault_of_the_settings_is_named() {
     let socket = taken.dir().join("socket");
     fs::write(&socket, "").unwrap();
     check(taken.set("admin_socket", socket.display()), 78, &["a file that is no socket"]);
+    let linked = offline();
+    let link = linked.dir().join("link");
+    symlink("/nowhere/audit", &link).unwrap();
+    check(linked.set("audit_log", link.display()), 78, &["link: folder /nowhere: "]);
     // Files that are none.
     let pipe = offline();
     let path = pipe.dir().join("pipe");

@@ -4,7 +4,7 @@ use std::fs::{self, FileType};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -26,6 +26,9 @@ use super::{Findings, Kind};
 
 /// How long whoever listens on our port or admin socket may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Links in a row, as the system follows them.
+const LINKS_MAX: usize = 40;
 
 /// Bytes read of what it says.
 const ANSWER_MAX: u64 = 4 << 20;
@@ -157,6 +160,8 @@ fn writable(
             Ok(Some(there))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // It is made where its links end.
+            let path = &end_of_links(path);
             let folder = folder_of(path);
             let access = Access::WRITE_OK | Access::EXEC_OK;
             accessat(CWD, folder, access, AtFlags::EACCESS)
@@ -194,6 +199,16 @@ fn check_socket(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(_) | Err(_) => Ok(()),
     }
+}
+
+/// What a link stands for, whether it is there or not.
+fn end_of_links(path: &Path) -> PathBuf {
+    let mut path = path.to_path_buf();
+    for _ in 0..LINKS_MAX {
+        let Ok(to) = fs::read_link(&path) else { break };
+        path = folder_of(&path).join(to);
+    }
+    path
 }
 
 fn folder_of(path: &Path) -> &Path {
