@@ -27,6 +27,10 @@ fn a_key_file_that_is_gone_for_a_while_is_our_fault_and_no_nodes() {
     let said = daemon.log().lines().filter(|line| line.contains("No node can")).count();
     assert_eq!(said, 1, "one line a minute is enough");
     assert!(fleet.iter().all(|node| node.times_asked(Action::Jwt) == 0));
+    let (code, body) = daemon.get("/readyz").expect("the monitor port answers");
+    assert_eq!(code, 200, "{body}");
+    assert!(body.contains("times in a row by a mistake of ours, the last time: "), "{body}");
+    assert!(body.contains(reason), "{body}");
 
     fs::rename(&away, &key).expect("the daemon's folder is writable");
     fleet.wait_all_provisioned(within(SOON)).expect("the file is read again for every node");

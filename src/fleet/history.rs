@@ -1,4 +1,4 @@
-//! What became of nodes lately: how many a minute, the last outcomes one by one, and how the helper does.
+//! What became of nodes lately: how many a minute, the last outcomes one by one, and what fails at every node.
 //!
 //! The finisher notes each outcome here, which costs one short lock; everything else is computed when somebody asks. All of
 //! it is bounded: the log and the metrics keep what is older.
@@ -41,8 +41,18 @@ impl History {
     }
 
     /// How the helper has done.
-    pub fn helper(&self) -> HelperHealth {
+    pub fn helper(&self) -> Health {
         self.0.lock().helper.clone()
+    }
+
+    /// How nodes have taken our provisioning token.
+    pub fn token(&self) -> Health {
+        self.0.lock().token.clone()
+    }
+
+    /// How what every node needs of us has done, such as our key files.
+    pub fn own(&self) -> Health {
+        self.0.lock().own.clone()
     }
 
     /// What was done in the last `window`.
@@ -68,13 +78,24 @@ pub struct Ended {
     pub took: Duration,
 }
 
-/// How the helper has done.
+/// How something has done that every node needs.
 #[derive(Debug, Clone, Default)]
-pub struct HelperHealth {
-    /// Failures since it last answered.
+pub struct Health {
+    /// Failures since it was last good.
     pub failures_in_row: u32,
     /// The last failure and why.
     pub last_failure: Option<(Instant, String)>,
+}
+
+impl Health {
+    fn failed(&mut self, reason: &str, now: Instant) {
+        self.failures_in_row = self.failures_in_row.saturating_add(1);
+        self.last_failure = Some((now, reason.to_owned()));
+    }
+
+    fn is_good(&mut self) {
+        self.failures_in_row = 0;
+    }
 }
 
 /// What was done in a while.
@@ -89,7 +110,9 @@ pub struct Rate {
 #[derive(Debug)]
 struct Core {
     outcomes: VecDeque<Ended>,
-    helper: HelperHealth,
+    helper: Health,
+    token: Health,
+    own: Health,
     rates: Rates,
 }
 
@@ -97,21 +120,34 @@ impl Core {
     fn new(now: Instant) -> Core {
         Core {
             outcomes: VecDeque::with_capacity(OUTCOMES_MAX),
-            helper: HelperHealth::default(),
+            helper: Health::default(),
+            token: Health::default(),
+            own: Health::default(),
             rates: Rates::new(now),
         }
     }
 
     fn note(&mut self, ended: Ended, tally: &Tally, report: &Report, now: Instant) {
         self.rates.note(tally, now);
-        match &report.outcome {
-            Outcome::HelperFailed => {
-                self.helper.failures_in_row = self.helper.failures_in_row.saturating_add(1);
-                self.helper.last_failure = Some((now, report.reason.clone()));
+        let Report { outcome, reason, steps, .. } = report;
+        let asked_helper = steps.iter().any(|(step, _)| *step == "helper");
+        match outcome {
+            Outcome::HelperFailed => self.helper.failed(reason, now),
+            _ if asked_helper => self.helper.is_good(),
+            _ => {}
+        }
+        match outcome {
+            Outcome::WrongToken => self.token.failed(reason, now),
+            // Whoever goes on after `jwt` took the token there; without that step `configure` and the like are the first to ask for it.
+            _ if tally.provisioned || steps.windows(2).any(|pair| pair[0].0 == "jwt") => {
+                self.token.is_good();
             }
-            _ if report.steps.iter().any(|(step, _)| *step == "helper") => {
-                self.helper.failures_in_row = 0;
-            }
+            _ => {}
+        }
+        match outcome {
+            Outcome::Misconfigured => self.own.failed(reason, now),
+            // Our files are read before the helper is asked.
+            _ if asked_helper => self.own.is_good(),
             _ => {}
         }
         if self.outcomes.len() == OUTCOMES_MAX {
@@ -253,6 +289,38 @@ mod tests {
         let health = history.helper();
         assert_eq!(health.failures_in_row, 0);
         assert!(health.last_failure.is_some(), "it is still worth knowing");
+    }
+
+    #[test]
+    fn refusals_of_our_token_count_until_a_node_takes_it() {
+        let history = History::new(Instant::now());
+        let in_row = || history.token().failures_in_row;
+        note(&history, 1, Outcome::WrongToken, &["jwt"]);
+        note(&history, 2, Outcome::WrongToken, &["inventory", "helper", "configure"]);
+        assert_eq!(in_row(), 2);
+        note(&history, 3, Outcome::Failed, &["jwt"]);
+        note(&history, 4, Outcome::Unreachable, &["inventory"]);
+        note(&history, 5, Outcome::Failed, &["inventory", "helper", "configure"]);
+        assert_eq!(in_row(), 2, "these say nothing about it");
+        note(&history, 6, Outcome::Failed, &["jwt", "inventory"]);
+        assert_eq!(in_row(), 0);
+        note(&history, 7, Outcome::WrongToken, &["inventory", "helper", "configure"]);
+        let provisioned =
+            Outcome::Provisioned { configured_at: Instant::now(), restarted_at: None };
+        note(&history, 8, provisioned, &["inventory", "helper", "configure", "restart"]);
+        assert_eq!(in_row(), 0);
+    }
+
+    #[test]
+    fn mistakes_of_ours_count_until_a_node_comes_to_the_helper() {
+        let history = History::new(Instant::now());
+        note(&history, 1, Outcome::Misconfigured, &["jwt"]);
+        note(&history, 2, Outcome::Misconfigured, &["inventory", "helper"]);
+        note(&history, 3, Outcome::Refused, &["jwt"]);
+        let own = history.own();
+        assert_eq!((own.failures_in_row, &*own.last_failure.unwrap().1), (2, "because"));
+        note(&history, 4, Outcome::HelperFailed, &["jwt", "inventory", "helper"]);
+        assert_eq!(history.own().failures_in_row, 0);
     }
 
     fn note(history: &History, attempt: u32, outcome: Outcome, steps: &[&'static str]) {

@@ -252,6 +252,9 @@ fn log_report(
     }
 }
 
+/// What to do when nodes don't know our provisioning token.
+pub const TOKEN_REMEDY: &str = "`token` must equal the claim `cht` of their provisioning JWT";
+
 /// Faults of ours that stop every node, not one; each is said once in a while.
 struct OurFaults {
     wrong_token: Mutex<Seldom>,
@@ -270,7 +273,7 @@ impl OurFaults {
                 if let Some(suppressed) = self.wrong_token.lock().now(now) {
                     log::error!(
                         component = "hosts", node, suppressed;
-                        "Nodes do not know our provisioning token: `token` must equal the claim `cht` of their provisioning JWT"
+                        "Nodes do not know our provisioning token: {TOKEN_REMEDY}"
                     );
                 }
             }

@@ -18,11 +18,12 @@ use crate::fleet::current::Current;
 use crate::fleet::discoverer::LastSuccess;
 use crate::fleet::election::Shown;
 use crate::fleet::election::core::Role;
-use crate::fleet::history::{Ended, History};
+use crate::fleet::history::{Ended, Health, History};
 use crate::fleet::peers::core::Part;
 use crate::fleet::registry::{Kind, Node, NodeState};
 use crate::fleet::roster::Roster;
 use crate::fleet::skew::Skew;
+use crate::fleet::worker::TOKEN_REMEDY;
 use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
@@ -36,8 +37,8 @@ use crate::transport::errors::{BrokerError, ErrorKind};
 /// A discovery may be this late, on top of one that was missed, before we are not ready.
 const DISCOVERY_SLACK: Duration = Duration::from_secs(30);
 
-/// A helper that failed so many times in a row fails at every node.
-const HELPER_FAILURES: u32 = 3;
+/// What failed so many times in a row, such as the helper, fails at every node.
+const FAILURES_IN_ROW: u32 = 3;
 
 /// How long before its end a token of ours is worth a word.
 const EXPIRY_NEAR_SECS: i64 = 7 * 24 * 3_600;
@@ -1079,13 +1080,19 @@ impl Show for Observer {
         if let Some((_, why)) = current.last_refused() {
             reasons.push(format!("the last reload was refused: {why}"));
         }
-        let helper = history.helper();
-        if helper.failures_in_row >= HELPER_FAILURES
-            && let Some((_, reason)) = helper.last_failure
-        {
-            let times = helper.failures_in_row;
-            reasons
-                .push(format!("the helper failed {times} times in a row, the last time: {reason}"));
+        if let Some((times, why)) = keeps_failing(history.helper()) {
+            reasons.push(format!("the helper failed {times} times in a row, the last time: {why}"));
+        }
+        // Nodes can say so as they like, so this makes us no less ready.
+        if let Some((times, _)) = keeps_failing(history.token()) {
+            reasons.push(format!(
+                "nodes refused our provisioning token {times} times in a row: {TOKEN_REMEDY}"
+            ));
+        }
+        if let Some((times, why)) = keeps_failing(history.own()) {
+            reasons.push(format!(
+                "nodes failed {times} times in a row by a mistake of ours, the last time: {why}"
+            ));
         }
         for Token { token, left_secs, .. } in self.tokens() {
             if left_secs <= 0 {
@@ -1098,6 +1105,13 @@ impl Show for Observer {
         }
         Readiness { ready, reasons }
     }
+}
+
+/// How many times in a row, and why the last time, if it fails at every node.
+fn keeps_failing(health: Health) -> Option<(u32, String)> {
+    let Health { failures_in_row, last_failure } = health;
+    let (_, why) = last_failure.filter(|_| failures_in_row >= FAILURES_IN_ROW)?;
+    Some((failures_in_row, why))
 }
 
 fn is_wanted(node: &Node<'_>, query: &Query) -> bool {
@@ -1344,22 +1358,41 @@ mod tests {
         assert_eq!(ready(), (false, "the signing token has expired".into()));
         metrics.token_expires("signing", unix_time() + 30 * 24 * 3_600);
 
-        let report = Report::new(Ending::HelperFailed, "exit code 1");
-        let tally = Tally::of(&report.outcome);
-        for times in 1..=3 {
-            assert_eq!(ready(), (true, String::new()), "{times}");
-            let ended = Ended {
-                at: Instant::now(),
-                node: Identity::parse("n1.example.net").unwrap(),
-                outcome: "helper_failed",
-                reason: report.reason.clone(),
-                attempt: times,
-                took: Duration::from_millis(1_500),
-            };
-            history.note(ended, &tally, &report, Instant::now());
+        let mut said = String::new();
+        for (ending, why, reason) in [
+            (
+                Ending::HelperFailed,
+                "exit code 1",
+                "the helper failed 3 times in a row, the last time: exit code 1",
+            ),
+            (
+                Ending::WrongToken,
+                "Incorrect provision token supplied",
+                "nodes refused our provisioning token 3 times in a row: `token` must equal the claim `cht` of their provisioning JWT",
+            ),
+            (
+                Ending::Misconfigured,
+                "no key",
+                "nodes failed 3 times in a row by a mistake of ours, the last time: no key",
+            ),
+        ] {
+            let report = Report::new(ending, why);
+            let tally = Tally::of(&report.outcome);
+            for times in 1..=3 {
+                assert_eq!(ready(), (true, said.clone()), "{times}");
+                let ended = Ended {
+                    at: Instant::now(),
+                    node: Identity::parse("n1.example.net").unwrap(),
+                    outcome: tally.outcome.unwrap(),
+                    reason: report.reason.clone(),
+                    attempt: times,
+                    took: Duration::from_millis(1_500),
+                };
+                history.note(ended, &tally, &report, Instant::now());
+            }
+            said = if said.is_empty() { reason.into() } else { format!("{said}; {reason}") };
+            assert_eq!(ready(), (true, said.clone()));
         }
-        let helper = "the helper failed 3 times in a row, the last time: exit code 1";
-        assert_eq!(ready(), (true, helper.into()));
         let outcome = &bench.observer.status().outcomes[0];
         assert_eq!((outcome.attempt, outcome.took_secs), (3, 1.5));
     }
