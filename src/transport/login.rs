@@ -94,6 +94,9 @@ impl Credentials {
 
     fn shown(&self, is_nonce_offered: bool) -> String {
         let mut shown = Vec::new();
+        if self.user.is_none() && self.token.is_none() && self.tls.is_none() {
+            shown.push("no user and password".to_owned());
+        }
         if let Some((user, _)) = &self.user {
             shown.push(format!("user {user} with a password"));
         }
@@ -117,6 +120,9 @@ impl Credentials {
         match (&self.user, &self.token, &self.tls) {
             (None, _, Some(_)) => {
                 "a Choria Broker lets only user provisioner into its provisioning account: is broker_provisioning_password set?"
+            }
+            (None, None, None) => {
+                "if it wants a log-in, broker_provisioning_password is that of user provisioner, and plugin.nats.user and plugin.nats.pass in Choria's client file are those of any other; a Choria Broker refuses everybody without TLS, which choria_insecure turns off"
             }
             (_, _, None) => {
                 "the password may be wrong, and a Choria Broker refuses everybody without TLS"
@@ -185,6 +191,20 @@ mod tests {
         for text in [text, format!("{all:?}")] {
             assert!(!text.contains("s3cret") && !text.contains("t.o.ken"), "{text}");
         }
+    }
+
+    #[test]
+    fn who_showed_no_log_in_is_told_which_settings_hold_one() {
+        let nothing = Credentials { tls: None, ..credentials(false, false, false) };
+        let text = nothing.refusal("no", &info(false));
+        assert!(text.starts_with("no: it was shown no user and password, no TLS; "), "{text}");
+        for part in ["broker_provisioning_password", "plugin.nats.user", "plugin.nats.pass"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("may be wrong"), "{text}");
+        // One that was shown may well be.
+        let user = Credentials { tls: None, ..credentials(true, false, false) };
+        check(false, &user, "the password may be wrong");
     }
 
     #[track_caller]

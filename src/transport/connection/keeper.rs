@@ -237,7 +237,7 @@ impl Keeper {
             // Nobody can have changed it more than all that follows.
             None => self.shared.learn(&info, server),
             Some(_) if !(info.tls_required || info.tls_available) => {
-                return Err(Ending::new(ErrorKind::Tls, "it does not offer TLS"));
+                return Err(offers_no_tls());
             }
             Some(tls) => {
                 lines.encrypt(tls, server.tls_name())?;
@@ -538,6 +538,11 @@ fn during_handshake(Broken(error): Broken) -> Ending {
 
 fn needs_tls() -> Ending {
     Ending::new(ErrorKind::Tls, "it demands TLS, which choria_insecure turns off")
+}
+
+fn offers_no_tls() -> Ending {
+    let remedy = "set TLS up there, or turn it off here with choria_insecure, whereupon all is said in the clear and nothing is signed";
+    Ending::new(ErrorKind::Tls, format!("it does not offer TLS: {remedy}"))
 }
 
 fn unexplained() -> Ending {

@@ -354,7 +354,8 @@ fn nothing_secret_is_said_before_tls() {
     peer.say(INFO);
     assert_eq!(peer.rest(), "");
     client.until_error(ErrorKind::Tls);
-    assert!(client.connection.last_error().unwrap().text.ends_with("it does not offer TLS"));
+    let text = client.connection.last_error().unwrap().text;
+    assert!(text.contains("it does not offer TLS: set TLS up there, or "), "{text}");
 
     // Somebody who says more than the broker did, in the clear.
     let mut peer = listener.accept();
