@@ -555,6 +555,12 @@ impl fmt::Display for CommandError {
             CommandError::Missing { program } if program.starts_with(['~', '$']) => {
                 write!(f, "cannot find helper {program}, since no shell expands it")
             }
+            CommandError::Missing { program } if is_assignment(program) => {
+                write!(
+                    f,
+                    "cannot find helper {program}, since no shell sets variables: `env {program} …` does"
+                )
+            }
             CommandError::Missing { program } if program.contains('/') => {
                 write!(f, "cannot find helper {program}")
             }
@@ -572,6 +578,15 @@ impl fmt::Display for CommandError {
 }
 
 impl std::error::Error for CommandError {}
+
+/// Whether a shell would take the word for a variable and its value.
+fn is_assignment(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        !name.starts_with(|c: char| c.is_ascii_digit())
+            && !name.is_empty()
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    })
+}
 
 /// Splits a command into words, honouring quotes and backslashes.
 pub fn split(text: &str) -> Result<Vec<String>, CommandError> {

@@ -206,6 +206,10 @@ fn every_fault_of_the_helper_is_named() {
     bad("#!/bin/sh\r\n", "carriage return");
     bad("echo '{}'\n", "is a text, and its first line is not one such as #!/bin/sh");
     bad("", "is empty");
+    let named =
+        |helper: &str, expected: &str| check(offline().set("helper", helper), 78, &[expected]);
+    named("sh /nowhere/helper", "helper: cannot find /nowhere/helper, which sh is to run");
+    named("A=b /bin/true", "no shell sets variables: `env A=b …` does");
 
     let stays = |script: &str, expected: &str| {
         check(offline().set("helper_mode", "persistent").helper(script), 1, &[expected]);

@@ -28,6 +28,10 @@ pub(super) fn check(config: &Config, places: &Places, findings: &mut Findings) {
         let fault = places.finding("helper", fault);
         return findings.error(Kind::Configuration, fault.to_string());
     }
+    if let Some(fault) = script_fault(&config.helper) {
+        let fault = places.finding("helper", fault);
+        return findings.error(Kind::Configuration, fault.to_string());
+    }
     if let Some(word) = shell_word(config.helper.arguments()) {
         let text = format!(
             "the program gets {word:?} as it is, since no shell is started; `/bin/sh -c '…'` starts one"
@@ -63,6 +67,49 @@ fn shell_word(arguments: &[String]) -> Option<&str> {
     // What is for a shell is in its hands.
     let has_shell = arguments.first().is_some_and(|first| first.starts_with("-c"));
     arguments.iter().map(String::as_str).find(|word| is_one(word)).filter(|_| !has_shell)
+}
+
+/// The script of a command such as `python3 /x/helper.py`, if it is missing: the interpreter is there, and every run would fail.
+fn script_fault(command: &HelperCommand) -> Option<String> {
+    let name = command.program().file_name()?.to_str()?;
+    let mut words = command.arguments().iter().map(String::as_str);
+    let interpreter = match name {
+        "env" => words.find(|word| !word.contains('='))?.rsplit('/').next()?,
+        name => name,
+    };
+    let script = words.find(|word| !is_harmless_flag(interpreter, word))?;
+    let is_missing = is_script(interpreter, script) && !Path::new(script).try_exists().ok()?;
+    is_missing.then(|| format!("cannot find {script}, which {interpreter} is to run"))
+}
+
+/// Whether a flag of an interpreter stands alone, and a script may follow. Of others it is not known whether the next word is theirs.
+fn is_harmless_flag(interpreter: &str, word: &str) -> bool {
+    let known = match family(interpreter) {
+        "python" => "BEIOPSsu",
+        "sh" | "bash" | "dash" | "ksh" | "zsh" => "eux",
+        "ruby" | "perl" => "w",
+        _ => "",
+    };
+    word.strip_prefix('-')
+        .is_some_and(|flags| !flags.is_empty() && flags.chars().all(|flag| known.contains(flag)))
+}
+
+/// Whether the first word that is no flag is a file for sure.
+fn is_script(interpreter: &str, word: &str) -> bool {
+    !word.starts_with('-')
+        && match family(interpreter) {
+            "python" | "ruby" | "perl" => true,
+            // What has no folder they look for in PATH.
+            "sh" | "bash" | "dash" | "ksh" | "zsh" => word.contains('/'),
+            // It completes names, and has commands.
+            "node" | "nodejs" => [".js", ".mjs", ".cjs"].iter().any(|end| word.ends_with(end)),
+            _ => false,
+        }
+}
+
+/// An interpreter's name without its version.
+fn family(interpreter: &str) -> &str {
+    interpreter.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
 }
 
 /// What is wrong with the first line of a script; the system would only say that there is no such file.
@@ -166,6 +213,48 @@ mod tests {
         check("#!sh\n", Some("`#!/usr/bin/env sh` looks for it"));
         check("#!/etc/passwd\n", Some("is no program that we may start"));
         check("#!/tmp\n", Some("is no program that we may start"));
+    }
+
+    #[test]
+    fn a_script_that_its_interpreter_would_not_find_is_named_and_nothing_is_guessed() {
+        let check = |program: &str, expected: Option<&str>| {
+            // The interpreters need not be on this machine.
+            let folder = std::env::temp_dir().join(format!("check-script-{}", fastrand::u64(..)));
+            fs::create_dir(&folder).unwrap();
+            let (name, arguments) = program.split_once(' ').unwrap();
+            let path = folder.join(name);
+            fs::write(&path, "#!/bin/sh\n").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+            let command = HelperCommand::parse(&format!("{} {arguments}", path.display())).unwrap();
+            let found = script_fault(&command);
+            fs::remove_dir_all(&folder).unwrap();
+            let expected = expected.map(|text| format!("cannot find {text} is to run"));
+            assert_eq!(found, expected, "{program}");
+        };
+        check("python3 /nowhere/x.py", Some("/nowhere/x.py, which python3"));
+        check("python3.12 -uB nowhere.py y", Some("nowhere.py, which python3.12"));
+        check("bash -eu ./nowhere.sh", Some("./nowhere.sh, which bash"));
+        check("node /nowhere/x.js", Some("/nowhere/x.js, which node"));
+        check("env A=b /usr/bin/ruby /nowhere/x", Some("/nowhere/x, which ruby"));
+        for good in [
+            "python3 /bin/sh",
+            "python3 -m nowhere",
+            "python3 -c 'print(1)' /nowhere",
+            "python3 -X /nowhere/x /bin/sh",
+            "python3 -",
+            "sh -c /nowhere/x",
+            "sh nowhere",
+            "bash -o pipefail /bin/x",
+            "perl -e /nowhere/x",
+            "node inspect /nowhere/x.js",
+            "env -i python3 /nowhere/x",
+            "env A=b helper /nowhere/x",
+            "cat /nowhere/x",
+            "pythonic /nowhere/x",
+            "python3 -u",
+        ] {
+            check(good, None);
+        }
     }
 
     #[test]
