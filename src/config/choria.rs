@@ -356,7 +356,8 @@ impl Draft {
             report.warn(*line, text);
         }
         let domain = srv_domain(self.srv_domain, surroundings, report);
-        let brokers = brokers(self.hosts, self.use_srv, domain, surroundings, report);
+        let brokers =
+            brokers(self.hosts, self.use_srv, domain, network.is_insecure, surroundings, report);
         let ttl_secs = match u32::try_from(self.ttl.1) {
             Ok(ttl) if ttl >= TTL_LEAST_SECS => ttl,
             _ => {
@@ -536,6 +537,7 @@ fn brokers(
     hosts: Option<(usize, String)>,
     use_srv: bool,
     domain: Option<String>,
+    is_insecure: bool,
     surroundings: &Surroundings,
     report: &mut Report,
 ) -> Brokers {
@@ -573,12 +575,29 @@ fn brokers(
                 if server.credentials_dropped() {
                     report.warn(line, format!("{KEY}: user and password of {server} are not used"));
                 }
+                if let Some(text) = scheme_fault(host, &server, is_insecure) {
+                    report.warn(line, format!("{KEY}: {text}"));
+                }
                 servers.push(server);
             }
             Err(error) => report.error(line, format!("{KEY}: {error}")),
         }
     }
     Brokers::Listed(servers)
+}
+
+/// What is strange about the scheme of `server`, written as `host`.
+fn scheme_fault(host: &str, server: &ServerAddress, is_insecure: bool) -> Option<String> {
+    let (scheme, _) = host.split_once("://")?;
+    if server.is_tls() && is_insecure {
+        return Some(format!(
+            "{server} demands TLS, which choria_insecure turns off: it is never connected to"
+        ));
+    }
+    // As in the original; `puppet`, of old, is a name for it as well.
+    scheme.eq_ignore_ascii_case("http").then(|| {
+        format!("brokers don't speak HTTP: the address is taken for {server}, which would say so")
+    })
 }
 
 /// The domain that is asked for brokers, as far as it is written anywhere.
@@ -719,6 +738,20 @@ mod tests {
         assert_eq!(brokers("plugin.choria.use_srv = false"), "nats://puppet:4222");
         bad(&format!("\n{key} = a:1, b"), "c.cfg:2: plugin.choria.middleware_hosts: ");
         bad(&format!("{key} = ,"), "c.cfg:1: plugin.choria.middleware_hosts: names no broker");
+        for list in ["10.0.0.1:4222 10.0.0.2:4222", "a:4222; b:4222"] {
+            let expected = "is more than one broker address; commas separate them";
+            bad(&format!("{key} = {list}"), &format!("middleware_hosts: {list:?} {expected}"));
+        }
+        // The original takes it for the same.
+        warns(
+            &format!("{key} = http://b:2"),
+            "brokers don't speak HTTP: the address is taken for nats://b:2",
+        );
+        warns(
+            &format!("{key} = tls://b:2"),
+            "tls://b:2 demands TLS, which choria_insecure turns off",
+        );
+        assert_eq!(good(&format!("{key} = nats://b:2, puppet://c:3")).1, [""; 0]);
         bad(&format!("{key} = ,\nplugin.choria.use_srv = 0"), "middleware_hosts: names no broker");
     }
 

@@ -45,6 +45,8 @@ pub enum Fault {
     Host,
     /// An IPv6 address without brackets, so that its port can't be told from it.
     Brackets,
+    /// Several, and between them something other than a comma.
+    Several,
     /// Something follows the port.
     Path,
 }
@@ -187,6 +189,9 @@ impl fmt::Display for BadAddress {
             Fault::Brackets => {
                 write!(f, "broker address {text:?} holds an IPv6 address without brackets")
             }
+            Fault::Several => {
+                write!(f, "{text:?} is more than one broker address; commas separate them")
+            }
             Fault::Path => write!(f, "broker address {text:?} goes on after its port"),
         }
     }
@@ -196,6 +201,10 @@ impl std::error::Error for BadAddress {}
 
 /// Host without brackets, and port.
 fn split(place: &str) -> Result<(&str, u16), Fault> {
+    let is_between = |c: char| c == ';' || c.is_whitespace();
+    if place.split(is_between).filter(|part| part.contains(':')).count() > 1 {
+        return Err(Fault::Several);
+    }
     let (place, path) = match place.find(['/', '?', '#']) {
         Some(at) => place.split_at(at),
         None => (place, ""),
@@ -292,6 +301,10 @@ mod tests {
         refuse("[::1%]:4222", Fault::Host);
         refuse("bro ker:4222", Fault::Host);
         refuse("bröker:4222", Fault::Host);
+        refuse("10.0.0.1:4222 10.0.0.2:4222", Fault::Several);
+        refuse("a:4222;b:4222", Fault::Several);
+        refuse("nats://a:4222 ; nats://b:4222", Fault::Several);
+        refuse("[::1]:4222\t[::2]:4222", Fault::Several);
         refuse("ws://broker:4222", Fault::Scheme);
         refuse("://broker:4222", Fault::Scheme);
         refuse("user:pw@broker:4222", Fault::Credentials);
