@@ -125,7 +125,10 @@ pub fn run(wanted: &Wanted<'_>, surroundings: &Surroundings) -> Findings {
         findings.error(kind, error.to_string());
     }
     for warning in &report.warnings {
-        findings.warn(warning.to_string());
+        match warning.is_grave {
+            true => findings.error(Kind::Configuration, warning.to_string()),
+            false => findings.warn(warning.to_string()),
+        }
     }
 
     let known = choria.as_ref().and_then(|choria| choria.config.as_ref());

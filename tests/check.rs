@@ -150,6 +150,34 @@ fn every_fault_of_the_settings_is_named() {
     );
 }
 
+/// The daemon starts with them, as the original does.
+#[test]
+fn a_key_for_provisioning_tokens_that_nobody_uses_is_an_error() {
+    let dir = TempDir::new("unused-key");
+    let client = dir.write("c.cfg", "identity = p.example.net\n");
+    let key =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/captures/insecure/jwt-signer.pem");
+    let found = |features: &str| {
+        let yaml = dir.write(
+            "p.yaml",
+            &format!("helper: /bin/true\ntoken: x\nchoria_insecure: true\nadmin_socket: ''\njwt_verify_cert: {key}\n{features}\n"),
+        );
+        let mut command = program();
+        command.args(["check", "--offline", "--json", "--config"]).arg(yaml);
+        Found::read(&command.arg("--choria-config").arg(&client).output().unwrap())
+    };
+    let used = found("features: {jwt: true}");
+    assert_eq!((used.code, used.errors.len()), (0, 0), "{used:?}");
+    let unused = "p.yaml:5: jwt_verify_cert: has no effect without `features.jwt`: nodes show no provisioning JWT, and anybody may claim to be one of them; `jwt: true` below `features:` verifies them";
+    for features in
+        ["", "feature: {jwt: true}", "features:\njwt: true", "features: {jwt: false, pki: true}"]
+    {
+        let found = found(features);
+        assert_eq!((found.code, found.errors.len()), (78, 1), "{features}: {found:?}");
+        assert!(found.errors[0].ends_with(unused), "{features}: {found:?}");
+    }
+}
+
 #[test]
 fn a_log_that_is_a_pipe_is_a_warning_and_is_not_waited_for() {
     let builder = plain("127.0.0.1:1").argument("--offline");

@@ -310,6 +310,7 @@ impl Places {
             file: self.yaml.display().to_string(),
             line: self.lines.get(key).copied(),
             text: format!("{key}: {text}"),
+            is_grave: false,
         }
     }
 }
@@ -579,7 +580,7 @@ impl File {
 /// Says of every setting that does nothing in this file what would make it count.
 fn check_unused(file: &File, wanted: Wanted, report: &mut Report) {
     const OF_THE_ORIGINAL: &str = ", as in the original";
-    const NO_JWT: &str = " without `features.jwt`: nodes show no provisioning JWT, and anybody may claim to be one of them";
+    const NO_JWT: &str = " without `features.jwt`: nodes show no provisioning JWT, and anybody may claim to be one of them; `jwt: true` below `features:` verifies them";
     const NO_SERVER_JWT: &str = " without `features.ed25519`: nodes get no server JWT";
     const NO_CSR: &str = " without `features.pki`: nodes make no certificate request";
     const NO_UPGRADE: &str = " without `features.upgrades`: no node is upgraded";
@@ -609,8 +610,12 @@ fn check_unused(file: &File, wanted: Wanted, report: &mut Report) {
         (has_upgrade, "upgrades_optional", optional, NO_UPGRADE),
         (has_monitor, "monitor_address", text(&file.monitor_address), NO_MONITOR),
     ] {
-        if let (false, Some(line)) = (counts, line) {
-            report.warn(line, format!("{key}: has no effect{why}"));
+        let (false, Some(line)) = (counts, line) else { continue };
+        let text = format!("{key}: has no effect{why}");
+        match key {
+            // Whoever names one relies on it.
+            "jwt_verify_cert" => report.warn_gravely(line, text),
+            _ => report.warn(line, text),
         }
     }
 }

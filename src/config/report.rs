@@ -12,6 +12,8 @@ pub struct Finding {
     pub line: Option<usize>,
     /// The key it is about first, if there is one.
     pub text: String,
+    /// A warning that stands for an open door: the daemon starts, as the original does, and `check` does not let it pass.
+    pub is_grave: bool,
 }
 
 impl fmt::Display for Finding {
@@ -53,6 +55,12 @@ impl Report {
         self.warnings.push(finding);
     }
 
+    /// Adds a warning about `line` that stands for an open door.
+    pub fn warn_gravely(&mut self, line: impl Into<Option<usize>>, text: impl Into<String>) {
+        let finding = self.finding(line.into(), text.into());
+        self.warnings.push(Finding { is_grave: true, ..finding });
+    }
+
     /// Adds that the file itself can't be read.
     pub fn unreadable(&mut self, error: &io::Error) {
         self.denied |= error.kind() == io::ErrorKind::PermissionDenied;
@@ -75,7 +83,7 @@ impl Report {
     }
 
     fn finding(&self, line: Option<usize>, text: String) -> Finding {
-        Finding { file: self.file.clone(), line, text }
+        Finding { file: self.file.clone(), line, text, is_grave: false }
     }
 }
 
