@@ -810,7 +810,7 @@ mod tests {
         );
         warns(
             "plugin.choria.network.connect_timeout = 5 min",
-            "c.cfg:2: plugin.choria.network.connect_timeout: ignored: invalid time unit 'n'",
+            "c.cfg:2: plugin.choria.network.connect_timeout: ignored: invalid time unit \"min\"",
         );
         warns(
             "plugin.choria.network.connect_timeout = -5s",

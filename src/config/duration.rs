@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Why a text is no duration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// The last character is no unit.
-    Unit(char),
+    /// A word that is no unit; empty where there is none.
+    Unit(String),
     /// What stands before the unit is no number.
     Number(String),
     /// Less than nothing.
@@ -19,11 +19,14 @@ pub enum DurationError {
 impl fmt::Display for DurationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DurationError::Unit(unit) if unit.is_ascii_digit() => {
+            DurationError::Unit(unit) if unit.is_empty() => {
                 f.write_str("a duration needs a unit, such as 90s, 10m, 1h30m or 2d")
             }
             DurationError::Unit(unit) => {
                 write!(f, "invalid time unit {unit:?}, known are ms, s, m, h, d, w, M and y")
+            }
+            DurationError::Number(text) if text.contains(char::is_whitespace) => {
+                f.write_str("a duration holds no white space")
             }
             DurationError::Number(text) => write!(f, "invalid number {text:?} in a duration"),
             DurationError::Negative => f.write_str("a duration must not be negative"),
@@ -55,8 +58,13 @@ pub fn duration(text: &str) -> Result<Duration, DurationError> {
         'M' => whole_hours(number, 30 * 24),
         'y' | 'Y' => whole_hours(number, 365 * 24),
         's' | 'm' | 'h' => go_duration(text),
-        _ => Err(DurationError::Unit(unit)),
+        _ => Err(DurationError::Unit(last_word(text).to_owned())),
     }
+}
+
+/// What follows the last number, or nothing.
+fn last_word(text: &str) -> &str {
+    text.rsplit(|c: char| c.is_ascii_digit() || c == '.' || c.is_whitespace()).next().unwrap_or("")
 }
 
 /// A duration as we write it back: `1h30m`, `500ms`, `0s`; what is below a millisecond is left out.
@@ -110,7 +118,11 @@ fn go_duration(text: &str) -> Result<Duration, DurationError> {
             "s" => 1_000_000_000,
             "m" => 60_000_000_000,
             "h" => 3_600_000_000_000,
-            _ => return Err(DurationError::Number(text.to_string())),
+            "" | "d" | "w" | "M" | "y" => return Err(DurationError::Number(text.to_string())),
+            word if number.is_empty() || word.contains(char::is_whitespace) => {
+                return Err(DurationError::Number(text.to_string()));
+            }
+            word => return Err(DurationError::Unit(word.to_string())),
         };
         nanos += decimal(number, unit_nanos).ok_or(DurationError::Number(text.to_string()))?;
         if nanos > NANOS_MAX {
@@ -187,14 +199,16 @@ mod tests {
     #[test]
     fn refuses_what_choria_refuses() {
         for text in ["90", "10", "0"] {
-            let unit = text.chars().next_back().unwrap();
-            check(text, Err(DurationError::Unit(unit)));
+            check(text, Err(DurationError::Unit("".into())));
         }
-        check("1H", Err(DurationError::Unit('H')));
-        check("1S", Err(DurationError::Unit('S')));
-        check("5 min", Err(DurationError::Unit('n')));
-        check("1:30", Err(DurationError::Unit('0')));
-        check("5µ", Err(DurationError::Unit('µ')));
+        check("1H", Err(DurationError::Unit("H".into())));
+        check("1S", Err(DurationError::Unit("S".into())));
+        check("5 min", Err(DurationError::Unit("min".into())));
+        check("5 sec", Err(DurationError::Unit("sec".into())));
+        check("1year", Err(DurationError::Unit("year".into())));
+        check("2days", Err(DurationError::Unit("days".into())));
+        check("1:30", Err(DurationError::Unit("".into())));
+        check("5µ", Err(DurationError::Unit("µ".into())));
         check("1d12h", Err(DurationError::Number("1d12h".into())));
         check("d", Err(DurationError::Number("".into())));
         check("1 d", Err(DurationError::Number("1 ".into())));

@@ -292,15 +292,22 @@ impl Read for Duration {
         }
         duration(raw)
             .map_err(|error| {
-                let wanted = match error {
+                let wanted = match &error {
                     // That is said with the missing unit.
-                    DurationError::Unit(unit) if unit.is_ascii_digit() => "",
+                    DurationError::Unit(unit) if unit.is_empty() => "",
                     DurationError::Unit(_) | DurationError::Number(_) => {
                         "; wanted is one such as 90s, 10m, 1h30m or 2d"
                     }
                     DurationError::Negative | DurationError::TooLong => "",
                 };
-                report.error(line, format!("{path}: {error}, found {raw:?}{wanted}"));
+                // A text that was quoted need not be quoted again.
+                let found = match &error {
+                    DurationError::Number(_) if error.to_string().contains(raw.as_str()) => {
+                        String::new()
+                    }
+                    _ => format!(", found {raw:?}"),
+                };
+                report.error(line, format!("{path}: {error}{found}{wanted}"));
             })
             .ok()
     }

@@ -464,6 +464,9 @@ impl Config {
         let features = wanted.features();
         // What can't be read is there, and what depends on it may be right.
         let is_known = |key: &str| !file.unread.contains(&key);
+        warn_of_margins("token", file.token.as_ref(), report);
+        let password = file.broker_provisioning_password.as_ref();
+        warn_of_margins("broker_provisioning_password", password, report);
         if is_known("token") {
             check_token(file.token.as_ref(), wanted.verified(), report);
         }
@@ -628,16 +631,26 @@ fn check_token(written: Option<&At<Secret>>, verified: Switch, report: &mut Repo
         return;
     }
     let line = written.map(|at| at.line);
-    match (verified, line) {
-        (Switch::On, _) => report.warn(
-            line,
-            "token: not set; nodes with a provisioning JWT refuse every request without the token in its claim `cht`",
+    let none = match (verified, line) {
+        (Switch::On, _) => "",
+        (Switch::Off, None) => "; if yours know none, `token: ''` says so",
+        (Switch::Off, Some(_)) | (Switch::Unknown, _) => return,
+    };
+    report.warn(
+        line,
+        format!(
+            "token: not set; nodes with a provisioning JWT refuse every request without the token in its claim `cht`: set it to that{none}"
         ),
-        (Switch::Off, None) => report.warn(
-            None,
-            "token: not set; nodes with a provisioning.jwt refuse every request without the token in its claim `cht`. If yours know none, `token: ''` says so",
-        ),
-        (Switch::Off, Some(_)) | (Switch::Unknown, _) => {}
+    );
+}
+
+/// Warns of a secret that begins or ends with what nobody sees.
+fn warn_of_margins(key: &str, written: Option<&At<Secret>>, report: &mut Report) {
+    if let Some(At { line, value }) = written
+        && value.expose().trim() != value.expose()
+    {
+        let text = format!("{key}: white space at its beginning or end is a part of it");
+        report.warn(*line, text);
     }
 }
 
@@ -878,13 +891,21 @@ fn cert_deny_list(written: Option<At<Vec<At<String>>>>, report: &mut Report) -> 
                 // The crate draws a picture over several lines; its last line says what is wrong.
                 let error = error.to_string();
                 let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                let remedy = match pattern.starts_with('*') {
-                    true => "; any text is `.*`",
-                    false => "",
+                let remedy = match pattern {
+                    _ if pattern.starts_with('*') => "; any text is `.*`",
+                    // Go knows it.
+                    _ if pattern.contains(r"\Q") => {
+                        r"; instead of \Q and \E a backslash goes before each sign, as in \."
+                    }
+                    _ => "",
                 };
+                // As it is written, or each backslash in it would be two.
+                let value = value.replace(char::is_control, "?");
                 report.error(
                     line,
-                    format!("cert_deny_list: {value:?} is no regular expression: {reason}{remedy}"),
+                    format!(
+                        "cert_deny_list: \"{value}\" is no regular expression: {reason}{remedy}"
+                    ),
                 );
             }
         }
@@ -1402,9 +1423,20 @@ mod tests {
             ],
         );
         wrong("interval: 1:30", &["a duration needs a unit"]);
-        wrong("interval: soon", &["t.yaml:3: interval: invalid time unit 'n'"]);
+        wrong("interval: soon", &["t.yaml:3: interval: invalid time unit \"soon\""]);
         wrong("interval: 5 min", &["found \"5 min\"; wanted is one such as 90s, 10m, 1h30m or 2d"]);
-        wrong("interval: 1d12h", &["t.yaml:3: interval: invalid number \"1d12h\""]);
+        wrong("interval: 1year", &["interval: invalid time unit \"year\", known are"]);
+        wrong("interval: 5 sec", &["interval: invalid time unit \"sec\", known are"]);
+        wrong(
+            "interval: 1 m",
+            &[
+                "t.yaml:3: interval: a duration holds no white space, found \"1 m\"; wanted is one such as",
+            ],
+        );
+        wrong(
+            "interval: 1d12h",
+            &["t.yaml:3: interval: invalid number \"1d12h\" in a duration; wanted is one such as"],
+        );
         wrong("interval: -5m", &["t.yaml:3: interval: a duration must not be negative"]);
         wrong("interval: 999ms", &["t.yaml:3: interval: 999ms is less than 1s"]);
         wrong("interval: 0", &["t.yaml:3: interval: 0s is less than 1s"]);
@@ -1479,6 +1511,12 @@ mod tests {
         wrong(
             "cert_deny_list: ['(']",
             &["t.yaml:3: cert_deny_list: \"(\" is no regular expression: unclosed group"],
+        );
+        wrong(
+            r"cert_deny_list: ['^foo\Q.bar\E']",
+            &[
+                r#"cert_deny_list: "^foo\Q.bar\E" is no regular expression: unrecognized escape sequence; instead of \Q and \E a backslash goes before each sign"#,
+            ],
         );
         wrong("cert_deny_list: ['*.x']", &["missing expression; any text is `.*`"]);
         wrong(
@@ -1594,7 +1632,7 @@ mod tests {
         assert_eq!(said("token: ''"), [""; 0]);
         assert_eq!(said(&format!("token: x\n{jwt}")), [""; 0]);
         for (text, expected) in [
-            (String::new(), "t.yaml: token: not set; nodes with a provisioning.jwt refuse"),
+            (String::new(), "t.yaml: token: not set; nodes with a provisioning JWT refuse"),
             (jwt.to_owned(), "t.yaml: token: not set; nodes with a provisioning JWT refuse"),
             (
                 format!("token: ''\n{jwt}"),
@@ -1604,7 +1642,26 @@ mod tests {
             let warnings = said(&text);
             assert_eq!(warnings.len(), 1, "{warnings:?}");
             assert!(warnings[0].starts_with(expected), "{warnings:?}");
+            assert!(warnings[0].contains("`cht`: set it to that"), "{warnings:?}");
         }
+    }
+
+    #[test]
+    fn a_secret_with_white_space_at_an_end_is_a_warning_that_does_not_show_it() {
+        for key in ["token", "broker_provisioning_password"] {
+            for value in ["'s3cret '", "' s3cret'", "\"s3cret\\n\""] {
+                let mut report = Report::new("t.yaml");
+                let token = if key == "token" { "" } else { "token: x\n" };
+                let text = format!("helper: /bin/true\n{token}{key}: {value}\n");
+                Config::parse(text.as_bytes(), &mut report).unwrap();
+                let warnings: Vec<_> = report.warnings.iter().map(ToString::to_string).collect();
+                assert_eq!(warnings.len(), 1, "{warnings:?}");
+                let expected = format!("{key}: white space at its beginning or end");
+                assert!(warnings[0].contains(&expected), "{warnings:?}");
+                assert!(!warnings[0].contains("s3cret"), "{warnings:?}");
+            }
+        }
+        assert_eq!(good("broker_provisioning_password: s3 cret").1, [""; 0]);
     }
 
     #[test]

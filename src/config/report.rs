@@ -1,5 +1,6 @@
 //! What is wrong with a configuration: collected, so that all of it can be shown at once.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 
@@ -90,6 +91,26 @@ impl Report {
 /// The member of `known` that `word` was probably meant to be.
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let word = word.to_ascii_lowercase();
+    let known: Vec<&str> = known.into_iter().collect();
+    nearest_by_letters(&word, known.iter().copied()).or_else(|| nearest_by_words(&word, &known))
+}
+
+/// The only one that consists of the same words in another order, or of these and more.
+fn nearest_by_words<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    let words = |text: &str| {
+        let words: BTreeSet<String> = text.split(['_', '-']).map(str::to_owned).collect();
+        words
+    };
+    let wanted = words(word);
+    // One word says too little: `port`, `key`.
+    if wanted.len() < 2 || word.len() > 100 {
+        return None;
+    }
+    let mut found = known.iter().filter(|candidate| words(candidate).is_superset(&wanted));
+    found.next().filter(|_| found.next().is_none()).copied()
+}
+
+fn nearest_by_letters<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let length = word.chars().count();
     // One slip in a short word, more in a long one; beyond that it is another word.
     let slips_max = |candidate: &str| (candidate.len() / 4).clamp(1, 4);
@@ -97,7 +118,7 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
         .into_iter()
         // Each slip changes the length by one letter at most.
         .filter(|candidate| length.abs_diff(candidate.chars().count()) <= slips_max(candidate))
-        .map(|candidate| (distance(&word, candidate), candidate))
+        .map(|candidate| (distance(word, candidate), candidate))
         .filter(|(slips, candidate)| *slips <= slips_max(candidate))
         .min_by_key(|(slips, _)| *slips)
         .map(|(_, candidate)| candidate)
@@ -138,6 +159,19 @@ mod tests {
         assert_eq!(nearest("tokne", KNOWN.iter().copied()), Some("token"));
         assert_eq!(nearest("monitor-port", KNOWN.iter().copied()), Some("monitor_port"));
         assert_eq!(nearest("PKi", KNOWN.iter().copied()), Some("pki"));
+    }
+
+    #[test]
+    fn words_may_be_missing_or_stand_in_another_order() {
+        let known = ["cert_deny_list", "retry_max", "jwt_signing_key", "jwt_signing_token"];
+        let near = |word| nearest(word, known);
+        assert_eq!(near("deny_list"), Some("cert_deny_list"));
+        assert_eq!(near("max_retry"), Some("retry_max"));
+        assert_eq!(near("Max-Retry"), Some("retry_max"));
+        // Which of two, nobody knows; and one word says too little.
+        assert_eq!(near("jwt_signing"), None);
+        assert_eq!(near("deny"), None);
+        assert_eq!(near("cert_list_x"), None);
     }
 
     #[test]
