@@ -414,7 +414,8 @@ fn an_election_needs_its_bucket() {
     let builder = plain(&broker.address()).set("leader_election", true);
     check(builder, 1, &["has nobody who knows the bucket CHORIA_LEADER_ELECTION"]);
     let streams = Streams::start();
-    check(elected(&streams), 1, &["stream not found"]);
+    let missing = "stream not found (error 10059); there is no bucket CHORIA_LEADER_ELECTION: ";
+    check(elected(&streams), 1, &[missing]);
     streams.make_bucket(Duration::from_secs(2));
     check(elected(&streams), 1, &["its keys live for 2s"]);
 }

@@ -101,9 +101,16 @@ fn a_bucket_that_comes_later_is_found_and_its_lack_shows_in_readiness() {
     let daemon = scene.daemon("p1").start();
     wait_until(SOON, "readiness says why", || {
         let (status, body) = daemon.get("/readyz").unwrap();
-        status == 503 && body.contains("stream not found")
+        status == 503
+            && body.contains("stream not found")
+            && body.contains("there is no bucket CHORIA_LEADER_ELECTION: ")
+            && body.contains("`nats kv add CHORIA_LEADER_ELECTION ")
     });
-    daemon.wait_logged(SOON, &["The election can't be held", "stream not found"]);
+    daemon.wait_logged(SOON, &["The election can't be held", "there is no bucket "]);
+    let why = "standing by until the election can be held";
+    daemon.wait_logged(SOON, &["Skipping discovery while paused", why]);
+    let another = "while another instance provisions";
+    assert!(!daemon.logged(&[another]), "there is none: {}", daemon.log());
     scene.streams.make_bucket(SHORT);
     scene.wait_leads(&daemon);
     assert_eq!(daemon.get("/readyz").unwrap().0, 200);

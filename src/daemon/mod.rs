@@ -194,7 +194,7 @@ pub fn run(setup: Setup, signals: Signals) -> Result<(), RunError> {
         shared.audit.replace(Some(started));
     }
     let Cluster { member, views } = Cluster::join(&shared, &queues)?;
-    let pipeline = Pipeline::start(&shared, queues, triggered)?;
+    let pipeline = Pipeline::start(&shared, queues, triggered, views.election.clone())?;
     let reloading = Reloading::start(&shared, source, &log, signals.hangup.clone())?;
     let observer = surfaces::observer(&shared, &pipeline, views.clone(), version);
     let surfaces = Surfaces::serve(&shared, &observer, views.election, &reloading, monitor, admin)?;

@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::daemon::threads::Threads;
 use crate::daemon::{RunError, Shared};
 use crate::fleet::discoverer::{self, Discoverer, LastSuccess};
+use crate::fleet::election;
 use crate::fleet::finisher::{Done, Finisher};
 use crate::fleet::history::History;
 use crate::fleet::listener::{self, Listener};
@@ -44,6 +45,7 @@ impl Pipeline {
         shared: &Shared,
         queues: Queues,
         triggered: Receiver<()>,
+        election: Option<Arc<election::View>>,
     ) -> Result<Pipeline, RunError> {
         let (done_tx, done) = bounded(DONE_MAX);
         let (again_tx, again) = bounded(prober::AGAIN_MAX);
@@ -53,7 +55,7 @@ impl Pipeline {
 
         let skew = Skew::new(shared.choria.ttl_secs);
         let listener = listener(shared, again_tx, skew.clone())?;
-        let discoverer = discoverer(shared, triggered, last_discovery.clone());
+        let discoverer = discoverer(shared, triggered, election, last_discovery.clone());
         let prober = prober(shared, queues, again, done_tx, desks.clone())?;
         let finisher = Finisher {
             done,
@@ -90,11 +92,17 @@ fn listener(shared: &Shared, again: Sender<Key>, skew: Arc<Skew>) -> Result<List
     Ok(Listener::subscribe(shared.access.transport.as_ref(), &events, setup))
 }
 
-fn discoverer(shared: &Shared, trigger: Receiver<()>, last: Arc<LastSuccess>) -> Discoverer {
+fn discoverer(
+    shared: &Shared,
+    trigger: Receiver<()>,
+    election: Option<Arc<election::View>>,
+    last: Arc<LastSuccess>,
+) -> Discoverer {
     Discoverer::new(discoverer::Setup {
         rpc: shared.access.rpc.clone(),
         roster: shared.roster.clone(),
         gate: shared.access.gate.clone(),
+        election,
         metrics: shared.metrics.clone(),
         current: shared.current.clone(),
         window: shared.choria.discovery_timeout,

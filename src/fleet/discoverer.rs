@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::clock::unix_time;
 use crate::fleet::current::Current;
+use crate::fleet::election;
 use crate::fleet::registry::{Sighted, Sighting};
 use crate::fleet::roster::Roster;
 use crate::fleet::tally::STALE;
@@ -32,6 +33,8 @@ pub struct Setup {
     pub roster: Arc<Roster>,
     /// A closed gate stops discoveries.
     pub gate: Arc<Gate>,
+    /// Who leads, if that is decided by an election; for people.
+    pub election: Option<Arc<election::View>>,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Says how long it is from one discovery to the next.
@@ -127,7 +130,8 @@ impl Discoverer {
                 self.setup.discover();
             }
             Err(reasons) if self.skipping.is_news(&reasons) => {
-                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                let why = |reason: &Reason| election::why(*reason, self.setup.election.as_deref());
+                let reasons: Vec<String> = reasons.iter().map(why).collect();
                 log::warn!(component = "discovery", reasons = reasons.join(", ").as_str(); "Skipping discovery while paused");
             }
             Err(_) => {}
@@ -243,6 +247,7 @@ mod tests {
             rpc: net.rpc.clone(),
             roster: Arc::new(roster),
             gate: gate.clone(),
+            election: None,
             metrics: net.metrics.clone(),
             current: Current::testing("helper: /bin/true\ninterval: 1h\n", &net, &gate),
             window: Duration::from_millis(1),

@@ -25,6 +25,7 @@ use crate::fleet::peers::hearing;
 use crate::fleet::peers::presence::Presence;
 use crate::fleet::standing::{LOOK_FOR_IDLE, News, Setup, Trouble, Watch, Word};
 use crate::gate::Reason;
+use crate::ops::text::Span;
 use crate::protocol::Sender;
 use crate::protocol::election::{self, Written};
 use crate::protocol::peer::{self, Said};
@@ -405,6 +406,36 @@ impl Election {
             trouble,
             takes_back_at: self.core.takes_back_at(),
         });
+    }
+}
+
+/// A reason not to act, for people; the gate does not know what the election is about.
+pub fn why(reason: Reason, election: Option<&View>) -> String {
+    let view = election.filter(|_| reason == Reason::Standby);
+    match view.map(View::get) {
+        Some(Shown { is_leaving: true, .. }) => {
+            "stepping down when the nodes in work are finished".into()
+        }
+        Some(Shown { role: Role::SteppedDown, takes_back_at, .. }) => match takes_back_at {
+            Some(at) => {
+                // To the millisecond.
+                let left = at.since(BootTime::now()).as_millis() as f64 / 1_000.0;
+                format!(
+                    "stepped down: takes the lead back in {} unless another takes over",
+                    Span(left)
+                )
+            }
+            None => "stepped down: others may take over".into(),
+        },
+        // The broker takes its time to say that we still lead.
+        Some(Shown { role: Role::Leader | Role::Confirming, .. }) => {
+            "about to lead, and making sure that no other instance does".into()
+        }
+        Some(Shown { role: Role::SettingUp, .. }) => {
+            "standing by until the election can be held".into()
+        }
+        Some(Shown { role: Role::Out, .. }) => "staying out of the election".into(),
+        Some(Shown { role: Role::Candidate, .. }) | None => reason.to_string(),
     }
 }
 

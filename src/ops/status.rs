@@ -28,7 +28,6 @@ use crate::fleet::worker::desks::{Desk, Desks};
 use crate::fleet::{election, peers};
 use crate::gate::{Gate, Reason};
 use crate::metrics::Metrics;
-use crate::ops::text::Span;
 use crate::protocol::Identity;
 use crate::pulse::Pulses;
 use crate::transport::Link;
@@ -836,33 +835,9 @@ impl Observer {
         }
     }
 
-    /// A reason not to act, for people; the gate does not know what the election is about.
+    /// A reason not to act, for people.
     fn why(&self, reason: Reason) -> String {
-        let view = self.sources.election.as_ref().filter(|_| reason == Reason::Standby);
-        match view.map(|view| view.get()) {
-            Some(Shown { is_leaving: true, .. }) => {
-                "stepping down when the nodes in work are finished".into()
-            }
-            Some(Shown { role: Role::SteppedDown, takes_back_at, .. }) => match takes_back_at {
-                Some(at) => {
-                    let left = secs(at.since(BootTime::now()));
-                    format!(
-                        "stepped down: takes the lead back in {} unless another takes over",
-                        Span(left)
-                    )
-                }
-                None => "stepped down: others may take over".into(),
-            },
-            // The broker takes its time to say that we still lead.
-            Some(Shown { role: Role::Leader | Role::Confirming, .. }) => {
-                "about to lead, and making sure that no other instance does".into()
-            }
-            Some(Shown { role: Role::SettingUp, .. }) => {
-                "standing by until the election can be held".into()
-            }
-            Some(Shown { role: Role::Out, .. }) => "staying out of the election".into(),
-            Some(Shown { role: Role::Candidate, .. }) | None => reason.to_string(),
-        }
+        election::why(reason, self.sources.election.as_deref())
     }
 
     fn settings(&self, now: Instant) -> Settings {

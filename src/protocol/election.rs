@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::protocol::json::{JsonError, Object, excerpt};
+use crate::protocol::subject::ELECTION_BUCKET;
 
 /// The election we take part in, which is the key's name.
 pub const ELECTION: &str = "provisioner";
@@ -25,6 +26,9 @@ const TTL_MAX: Duration = Duration::from_secs(3_600);
 
 /// A refused write whose number was not the key's, and one that met another write.
 const NOT_THE_NUMBER: [u32; 2] = [10071, 10164];
+
+/// There is no bucket.
+const NO_STREAM: u32 = 10059;
 
 /// Longest description of an error kept, in characters.
 const DESCRIPTION_MAX: usize = 200;
@@ -151,7 +155,14 @@ impl From<ErrorWire> for Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (error {})", self.description, self.code)
+        write!(f, "{} (error {})", self.description, self.code)?;
+        if self.code == NO_STREAM {
+            write!(
+                f,
+                "; there is no bucket {ELECTION_BUCKET}: a Choria Broker with Choria Streams makes it a minute or so after its start, on a plain nats-server `nats kv add {ELECTION_BUCKET} --history 1 --ttl 10s` does"
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -240,7 +251,7 @@ mod tests {
     fn says_why_a_bucket_is_no_use() {
         check(
             r#"{"error":{"code":404,"err_code":10059,"description":"stream not found"}}"#,
-            "the broker says: stream not found (error 10059)",
+            "the broker says: stream not found (error 10059); there is no bucket CHORIA_LEADER_ELECTION: a Choria Broker with Choria Streams makes it a minute or so after its start, on a plain nats-server `nats kv add CHORIA_LEADER_ELECTION --history 1 --ttl 10s` does",
         );
         check(
             r#"{"config":{"max_age":1000000000}}"#,

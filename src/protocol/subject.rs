@@ -149,7 +149,8 @@ pub fn peers() -> Subject {
 
 /// What a provisioning account has instead of `$JS.API`, and before a key's own subject as well.
 const STREAMS: &str = "choria.streams";
-const ELECTION_BUCKET: &str = "CHORIA_LEADER_ELECTION";
+/// The bucket that has the key of an election.
+pub const ELECTION_BUCKET: &str = "CHORIA_LEADER_ELECTION";
 
 const STARTUP_EVENTS: &str = "choria.lifecycle.event.startup";
 
