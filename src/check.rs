@@ -9,7 +9,7 @@
 mod broker;
 mod helper;
 mod moving;
-mod places;
+pub mod places;
 
 use std::fmt;
 use std::path::Path;

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use choria_provisioner::check::places::{self, PortError};
 use choria_provisioner::check::{self, Kind};
 use choria_provisioner::cli::{self, Ask, Check, Files, Invocation, PROGRAM, Run, Try, VERSION};
 use choria_provisioner::config::choria::default_file;
@@ -22,7 +23,6 @@ use choria_provisioner::fleet::audit::AuditFile;
 use choria_provisioner::helper::HelperCommand;
 use choria_provisioner::logging::Log;
 use choria_provisioner::ops::client;
-use choria_provisioner::ops::http::Monitor;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
 use choria_provisioner::pidfile::PidFile;
 use choria_provisioner::rehearsal::{self, Failed, Would};
@@ -308,7 +308,7 @@ fn serve(
     // Before any work starts: a port in use must not end a daemon that has nodes in its hands.
     let monitor = match config.monitor_port {
         0 => None,
-        port => Some(Monitor::bind(config.monitor_address, port)?),
+        _ => Some(places::listen(&config, &settings.places)?),
     };
     let admin = bind_socket(&config.admin_socket)?;
     let signals = Signals::install()?;
@@ -353,7 +353,8 @@ fn tell(log: &Log, error: &dyn Error) {
 
 /// How we end with this error, which is otherwise one of this kind.
 fn end_of(error: &(dyn Error + 'static), otherwise: End) -> End {
-    if is(error, io::ErrorKind::PermissionDenied) {
+    let is_denied_port = error.downcast_ref().is_some_and(PortError::is_denied);
+    if is_denied_port || is(error, io::ErrorKind::PermissionDenied) {
         End::NotPermitted
     } else if is(error, io::ErrorKind::BrokenPipe) {
         // Whoever reads the pipe may be about to.

@@ -157,9 +157,13 @@ fn a_monitor_port_in_use_ends_with_1_before_any_work() {
     let site = Site::new(&format!("{GOOD}monitor_address: 127.0.0.1\nmonitor_port: {port}\n"));
     let output = site.command().arg("--pid").arg(site.path("pid")).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let expected =
-        format!("cannot listen on monitor port 127.0.0.1:{port}: Address already in use");
-    assert!(stdout(&output).contains(&expected), "{}", stdout(&output));
+    let expected = format!(
+        "monitor_port: cannot listen on monitor port 127.0.0.1:{port}: Address already in use"
+    );
+    let said = stdout(&output);
+    assert!(said.contains(&expected), "{said}");
+    assert!(said.contains("p.yaml:"), "the place of the setting: {said}");
+    assert!(said.contains("; `ss -ltnp` shows who listens there"), "{said}");
     assert!(output.stderr.is_empty(), "said once: {}", stderr(&output));
     assert!(!site.path("pid").exists());
 }

@@ -1,5 +1,6 @@
 //! Files we write, the monitor port and the admin socket: whether we could use them. Nothing is made or written.
 
+use std::fmt;
 use std::fs::{self, FileType};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -17,7 +18,7 @@ use crate::config::{AdminSocket, Config, Places, VerifyKeySource};
 use crate::errors::chain;
 use crate::ops::client;
 use crate::ops::command::Command;
-use crate::ops::http::Monitor;
+use crate::ops::http::{BindError, Monitor};
 use crate::ops::socket;
 use crate::pidfile;
 use crate::protocol::Identity;
@@ -230,21 +231,63 @@ fn check_port(
     if config.monitor_port == 0 {
         return;
     }
-    let Err(error) = Monitor::bind(config.monitor_address, config.monitor_port) else { return };
-    let mut text = chain(&error);
-    if error.is_in_use()
-        && let Some(holder) = Holder::of(config.monitor_address, config.monitor_port)
-    {
-        if holder.is_ours(config, pid, identity) {
-            return;
-        }
-        let Holder { identity, pid, .. } = holder;
-        text += &format!(" by a {PROGRAM} that calls itself {identity}, process {pid}");
+    let Err(error) = listen(config, places) else { return };
+    if error.holder.as_ref().is_some_and(|holder| holder.is_ours(config, pid, identity)) {
+        return;
     }
     let kind = if error.is_denied() { Kind::NotPermitted } else { Kind::Surroundings };
-    let setting = if error.is_elsewhere() { "monitor_address" } else { "monitor_port" };
-    findings.error(kind, places.finding(setting, text).to_string());
+    findings.error(kind, chain(&error));
 }
+
+/// Listens at the monitor port that the settings name.
+///
+/// # Errors
+///
+/// [`PortError`].
+pub fn listen(config: &Config, places: &Places) -> Result<Monitor, PortError> {
+    Monitor::bind(config.monitor_address, config.monitor_port).map_err(|bind| {
+        let setting = if bind.is_elsewhere() { "monitor_address" } else { "monitor_port" };
+        let holder = bind
+            .is_in_use()
+            .then(|| Holder::of(config.monitor_address, config.monitor_port))
+            .flatten();
+        let mut text = chain(&bind);
+        if let Some(Holder { identity, pid, .. }) = &holder {
+            text += &format!(" by a {PROGRAM} that calls itself {identity}, process {pid}");
+        } else if bind.is_in_use() {
+            text += "; `ss -ltnp` shows who listens there";
+        }
+        PortError {
+            text: places.finding(setting, text).to_string(),
+            holder: holder.map(Box::new),
+            bind,
+        }
+    })
+}
+
+/// Why we can't listen at the monitor port: where it is set, what is wrong, and who has it if that is a daemon like ours.
+#[derive(Debug)]
+pub struct PortError {
+    text: String,
+    holder: Option<Box<Holder>>,
+    bind: BindError,
+}
+
+impl PortError {
+    /// Whether we may not listen there.
+    pub fn is_denied(&self) -> bool {
+        self.bind.is_denied()
+    }
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+// What the system said is in the text, where who has the port comes after it.
+impl std::error::Error for PortError {}
 
 /// A daemon like ours that has the port.
 #[derive(Debug, Deserialize)]

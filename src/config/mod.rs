@@ -223,6 +223,8 @@ pub struct Settings {
     pub choria: ChoriaConfig,
     /// Worth a line in the log.
     pub warnings: Vec<Finding>,
+    /// Where the settings of the YAML file are written.
+    pub places: Places,
 }
 
 /// Where settings come from: at the start, and at each reload.
@@ -317,10 +319,10 @@ impl Places {
 
 impl Inspected {
     fn settings(self) -> Result<Settings, Report> {
-        let Inspected { config, choria, report, .. } = self;
+        let Inspected { config, choria, places, report } = self;
         match (config, choria.and_then(|inspected| inspected.config)) {
             (Some(config), Some(choria)) if report.errors.is_empty() => {
-                Ok(Settings { config, choria, warnings: report.warnings })
+                Ok(Settings { config, choria, warnings: report.warnings, places })
             }
             _ => Err(report),
         }

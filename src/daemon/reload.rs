@@ -159,7 +159,7 @@ impl Reloader {
     }
 
     fn try_reload(&self) -> Outcome {
-        let Settings { config, choria, warnings } = self.source.load().map_err(|report| {
+        let Settings { config, choria, warnings, .. } = self.source.load().map_err(|report| {
             NotReloaded(report.errors.iter().map(ToString::to_string).collect())
         })?;
         let changes = Changes::between(&self.current.config(), &config);
