@@ -234,7 +234,7 @@ impl Helper {
             process::End::Unreadable(error) => {
                 return fail(Failure::Read(io::Error::new(error.kind(), error.to_string())));
             }
-            _ if ran.stdout.is_empty() => return fail(Failure::Empty),
+            _ if ran.stdout.is_empty() => return fail(Failure::Empty { status: failed(&ran.end) }),
             process::End::TimedOut | process::End::Misbehaved => return fail(Failure::Ended),
             process::End::Exited { status, .. } if !status.success() => {
                 return fail(Failure::Ended);
@@ -307,7 +307,10 @@ pub enum Failure {
         output_max: usize,
     },
     /// It wrote nothing.
-    Empty,
+    Empty {
+        /// How it ended, if it was by itself and not well.
+        status: Option<ExitStatus>,
+    },
     /// It was killed at the time limit or by someone else, or ended with another exit status than zero.
     Ended,
     /// Its output is no answer.
@@ -372,7 +375,12 @@ impl fmt::Display for Error {
             Failure::TooLong { output_max } => {
                 write!(f, "cannot read {helper} output: more than {output_max} bytes")?;
             }
-            Failure::Empty => write!(f, "cannot read {helper} output: zero bytes received")?,
+            Failure::Empty { status } => {
+                if let Some(status) = status {
+                    write!(f, "it ran and failed, {}: ", describe_status(*status))?;
+                }
+                write!(f, "cannot read {helper} output: zero bytes received")?;
+            }
             Failure::Ended => write!(f, "could not wait for {helper}")?,
             Failure::Undecodable(error) => {
                 write!(f, "cannot decode output from {helper}: {error}")?
@@ -412,6 +420,14 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// With which status it ended, if by itself and not well.
+fn failed(end: &process::End) -> Option<ExitStatus> {
+    match end {
+        process::End::Exited { status, .. } if !status.success() => Some(*status),
+        _ => None,
+    }
+}
 
 /// How a run ended, in the words of the original where it has some.
 fn describe(end: &process::End) -> String {

@@ -25,7 +25,7 @@ use choria_provisioner::logging::Log;
 use choria_provisioner::ops::client;
 use choria_provisioner::ops::socket::{self, BindError, Socket};
 use choria_provisioner::pidfile::PidFile;
-use choria_provisioner::rehearsal::{self, Failed, Would};
+use choria_provisioner::rehearsal::{self, Failed, Shown, Would};
 use choria_provisioner::shutdown::{Signals, is_over};
 
 fn main() -> ExitCode {
@@ -192,6 +192,10 @@ fn try_node(arguments: Try) -> End {
         Ok(shown) => shown,
         Err(failed) => {
             say(format_args!("error: {}", chain(&failed)));
+            if arguments.json {
+                // The exit code says more than whether somebody reads it.
+                let _ = io::stdout().write_all(Shown::untried(node, &failed).json().as_bytes());
+            }
             return match failed {
                 Failed::NoBroker(errors) if errors.iter().all(|error| error.kind.is_passing()) => {
                     End::OutOfReach
@@ -236,6 +240,10 @@ fn ask(arguments: &Ask) -> End {
         Err(error) => {
             for line in chain(&error).lines() {
                 say(format_args!("error: {line}"));
+            }
+            let is_named = arguments.socket.is_some() || arguments.config.is_some();
+            if !is_named && is(&error, io::ErrorKind::NotFound) {
+                say(format_args!("--config or --socket names another one"));
             }
             match error {
                 client::Error::Unreachable { .. }

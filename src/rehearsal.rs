@@ -92,6 +92,8 @@ pub enum Would {
     Defer,
     /// The attempt would fail.
     Fail,
+    /// Nobody knows: the node was not asked.
+    Unknown,
 }
 
 /// One request that would be sent.
@@ -492,6 +494,19 @@ impl Shown {
         }
     }
 
+    /// That `node` was not asked, and why.
+    pub fn untried(node: &Identity, failed: &Failed) -> Shown {
+        Shown {
+            node: node.to_string(),
+            would: Would::Unknown,
+            reason: chain(failed),
+            daemon: String::new(),
+            remarks: Vec::new(),
+            steps: BTreeMap::new(),
+            requests: Vec::new(),
+        }
+    }
+
     /// As JSON, on one line.
     pub fn json(&self) -> String {
         let json = serde_json::to_string(self).expect("texts and words can be written as JSON");
@@ -510,6 +525,7 @@ impl fmt::Display for Shown {
             Would::ShutDown => writeln!(f, "{node} would be shut down: {reason}")?,
             Would::Defer => writeln!(f, "{node} would be left alone for now: {reason}")?,
             Would::Fail => writeln!(f, "{node} would not be provisioned: {reason}")?,
+            Would::Unknown => writeln!(f, "{node} was not tried: {reason}")?,
         }
         for remark in remarks {
             writeln!(f, "remark: {}", Plain(remark))?;

@@ -281,6 +281,10 @@ fn the_socket_is_found_by_the_configuration_and_its_absence_has_exit_codes() {
     assert_eq!(code, Some(75));
     let expected = format!("no daemon answers on {}: No such file", socket.display());
     assert!(error.starts_with(&expected), "{error}");
+    assert!(!error.contains("names another one"), "{error}");
+    let (code, error) = fail(&program().arg("status").output().expect("it can be started"));
+    assert_eq!(code, Some(75), "{error}");
+    assert!(error.contains("--config or --socket names another one"), "{error}");
     let folder = TempDir::new("socket");
     let off = folder.write("off.yaml", "helper: /bin/true\nadmin_socket: ''\n");
     let (code, error) = fail(&status(&off).expect("it can be started"));

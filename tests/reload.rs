@@ -125,7 +125,7 @@ fn one_wrong_value_changes_nothing_and_every_error_is_told() {
     assert_eq!(code, Some(1));
     let told: Vec<&str> =
         told.lines().map(|line| line.trim_start_matches("choria-provisioner: error: ")).collect();
-    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told.len(), 3, "{told:?}");
     assert!(told.iter().any(|line| line.contains("yaml:2: interval: ")), "{told:?}");
     assert!(told.iter().any(|line| line.contains("yaml:1: retry_max: ")), "{told:?}");
     for line in &told {
@@ -174,6 +174,22 @@ fn one_wrong_value_changes_nothing_and_every_error_is_told() {
 }
 
 #[test]
+fn verification_is_not_lost_silently() {
+    let broker = NatsServer::start();
+    let builder = builder(&broker);
+    let daemon = builder.start();
+    let yaml = daemon.dir().join("choria-provisioner.yaml");
+    let before = fs::read_to_string(&yaml).expect("it was written at the start");
+    fs::write(&yaml, before.replace("jwt: true", "jwt: false")).expect("ours");
+    let told = say(&daemon, &["reload"]);
+    let warning = "features.jwt: was on and is off: nodes show no provisioning JWT any more";
+    assert!(told.contains(&format!("yaml: {warning}")), "{told}\n{before}");
+    daemon.wait_logged(SOON, &["\"level\":\"warning\"", warning]);
+    let told = say(&daemon, &["reload"]);
+    assert!(!told.contains(warning), "{told}");
+}
+
+#[test]
 fn what_is_read_at_start_only_needs_a_restart_and_every_such_key_is_named() {
     let broker = NatsServer::start();
     let daemon = builder(&broker).start();
@@ -187,7 +203,8 @@ fn what_is_read_at_start_only_needs_a_restart_and_every_such_key_is_named() {
     assert_eq!(code, Some(1));
     let yaml = daemon.dir().join("choria-provisioner.yaml");
     let expected = format!(
-        "{}: a change needs a restart: site, work_queue\nchoria-provisioner: error: {}: a change needs a restart: identity, ttl",
+        "{}: a change needs a restart: site, work_queue\nchoria-provisioner: error: {}: a change needs a restart: identity, ttl\n\
+         choria-provisioner: error: Settings not reloaded: those of before hold, all of them",
         yaml.display(),
         client.display()
     );

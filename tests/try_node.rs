@@ -176,9 +176,13 @@ fn says_why_an_attempt_would_fail() {
     assert!(remarks(&shown).contains("No node of this name waits to be provisioned"), "{shown}");
     let wrong_token = Daemon::builder(&broker.address()).set("token", "another");
     fails(&wrong_token, NODE, "Incorrect provision token supplied");
+    let (_, shown) = run(&wrong_token, &[NODE]);
+    assert!(remarks(&shown).contains("must be the claim `cht`"), "{shown}");
     let other_key =
         Daemon::builder(&broker.address()).set("jwt_verify_cert", Organization::new().public_key());
     fails(&other_key, NODE, "could not validate JWT");
+    let (_, shown) = run(&other_key, &[NODE]);
+    assert!(remarks(&shown).contains("`jwt_verify_cert` must be of whoever signed"), "{shown}");
     let script = "#!/bin/sh\ncat >/dev/null\necho no database >&2\nexit 3\n";
     let broken = Daemon::builder(&broker.address()).helper(script);
     fails(&broken, NODE, "last line on stderr: no database");
@@ -305,6 +309,7 @@ fn a_node_that_the_daemon_has_just_served_is_not_asked_and_one_that_it_leaves_al
     let fleet = Fleet::builder(&broker.url()).nodes(1).start();
     let builder = with_socket(Daemon::builder(&broker.address()).set("interval", "1m"));
     let (mut again, mut denied) = (builder.command("try"), builder.command("try"));
+    let mut as_json = builder.command("try");
     let daemon = builder.start();
     fleet.wait_all_provisioned(within(SOON)).unwrap();
     wait_until(SOON, "the daemon knows", || daemon.metric("settling_nodes") > 0.0);
@@ -316,6 +321,10 @@ fn a_node_that_the_daemon_has_just_served_is_not_asked_and_one_that_it_leaves_al
         said.contains(" and it restarts; unless it comes back it is left alone for "),
         "{said}"
     );
+    let output = as_json.args([NODE, "--json"]).output().unwrap();
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &shown["would"]), (Some(1), &json!("unknown")), "{shown}");
+    assert!(shown["reason"].as_str().unwrap().starts_with("there is nothing to try: "), "{shown}");
 
     let other = Fleet::builder(&broker.url()).node("other.example.net").start_quietly();
     say(&daemon, &["deny", "other.example.net"]);

@@ -24,7 +24,7 @@ use crate::fleet::registry;
 use crate::fleet::roster::Roster;
 use crate::logging::Log;
 use crate::metrics::Metrics;
-use crate::ops::reload::{Asking, ENDING, NotReloaded, Outcome, Reloaded};
+use crate::ops::reload::{Asking, ENDING, NotReloaded, Outcome, Reloaded, UNCHANGED};
 use crate::ops::systemd::Systemd;
 use crate::shutdown::{Never, is_over};
 
@@ -33,6 +33,9 @@ const WISHES_MAX: usize = 8;
 
 /// How long the end waits for a reload that reads its files.
 const END_MAX: Duration = Duration::from_secs(1);
+
+/// A site without provisioning JWTs is as it was meant to be, so a start says nothing of it; one that had them may have lost a line.
+const UNVERIFIED: &str = "features.jwt: was on and is off: nodes show no provisioning JWT any more, and anybody may claim to be one of them";
 
 /// The thread, for as long as the daemon runs.
 pub struct Reloading {
@@ -134,13 +137,13 @@ impl Reloader {
         }
         log::info!(component = "config"; "Reading the settings again");
         self.systemd.reloading();
-        let outcome = self.try_reload();
+        let mut outcome = self.try_reload();
         self.systemd.ready();
         self.metrics.config_last_reload_successful.set(i64::from(outcome.is_ok()));
-        match &outcome {
+        match &mut outcome {
             Ok(Reloaded { changed, warnings }) => {
                 self.metrics.config_last_reload_timestamp_seconds.set(unix_time());
-                for warning in warnings {
+                for warning in warnings.iter() {
                     log::warn!(component = "config"; "{warning}");
                 }
                 let changed =
@@ -151,8 +154,10 @@ impl Reloader {
                 for reason in &refused.0 {
                     log::error!(component = "config"; "{reason}");
                 }
-                log::error!(component = "config"; "Settings not reloaded: those of before hold, all of them");
+                log::error!(component = "config"; "{UNCHANGED}");
                 self.current.refused(&refused.0);
+                // Whoever asked may not see the log.
+                refused.0.push(UNCHANGED.to_owned());
             }
         }
         outcome
@@ -162,7 +167,8 @@ impl Reloader {
         let Settings { config, choria, warnings, .. } = self.source.load().map_err(|report| {
             NotReloaded(report.errors.iter().map(ToString::to_string).collect())
         })?;
-        let changes = Changes::between(&self.current.config(), &config);
+        let before = self.current.config();
+        let changes = Changes::between(&before, &config);
         self.refuse_what_needs_a_restart(&changes, &choria)?;
         let audit = match changes.followed.contains(&"audit_log") {
             true => AuditChange::To(self.open_audit(&config)?),
@@ -170,9 +176,13 @@ impl Reloader {
         };
         // Reading may have taken a while.
         self.refuse_at_the_end()?;
+        let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        if before.features.jwt && !config.features.jwt {
+            warnings.push(format!("{}: {UNVERIFIED}", self.source.yaml.display()));
+        }
         self.put_in_force(config, audit);
         let changed = changes.followed.into_iter().map(str::to_owned).collect();
-        Ok(Reloaded { changed, warnings: warnings.iter().map(ToString::to_string).collect() })
+        Ok(Reloaded { changed, warnings })
     }
 
     fn refuse_at_the_end(&self) -> Result<(), NotReloaded> {

@@ -128,10 +128,13 @@ fn answers_are_used() {
 #[test]
 fn a_helper_that_prints_nothing_is_told_so() {
     fails("exit 0", "cannot read HELPER output: zero bytes received (exit status 0, ran T s)");
-    fails("exit 3", "cannot read HELPER output: zero bytes received (exit status 3, ran T s)");
+    fails(
+        "exit 3",
+        "it ran and failed, exit status 3: cannot read HELPER output: zero bytes received (exit status 3, ran T s)",
+    );
     fails(
         "echo no database >&2; echo >&2; exit 3",
-        "cannot read HELPER output: zero bytes received (exit status 3, ran T s, last line on stderr: no database)",
+        "it ran and failed, exit status 3: cannot read HELPER output: zero bytes received (exit status 3, ran T s, last line on stderr: no database)",
     );
 }
 
@@ -146,7 +149,7 @@ fn a_failing_exit_status_spoils_a_good_answer() {
     fails("echo '{}'; kill -KILL $$", "could not wait for HELPER: signal: killed (ran T s)");
     fails(
         "kill -SEGV $$",
-        "cannot read HELPER output: zero bytes received (signal: segmentation fault, ran T s)",
+        "it ran and failed, signal: segmentation fault: cannot read HELPER output: zero bytes received (signal: segmentation fault, ran T s)",
     );
 }
 
@@ -214,7 +217,7 @@ fn the_deadline_of_the_node_counts_as_well() {
     let identity = Identity::parse("n1.example.net").unwrap();
     let deadline = Instant::now() + SHORT;
     let error = bench.helper().run(&input(&identity, ""), deadline, &bench.abort).unwrap_err();
-    assert!(matches!(error.failure(), Failure::Empty), "{error}");
+    assert!(matches!(error.failure(), Failure::Empty { .. }), "{error}");
     assert!(Instant::now() >= deadline);
 }
 
@@ -311,7 +314,7 @@ fn floods_of_stderr_are_read_and_bounded() {
     says(&format!("{flood}; echo '{{\"msg\":\"done\"}}'"), "done");
     fails(
         &format!("{flood}; exit 1"),
-        "cannot read HELPER output: zero bytes received (exit status 1, ran T s, last line on stderr: the last)",
+        "it ran and failed, exit status 1: cannot read HELPER output: zero bytes received (exit status 1, ran T s, last line on stderr: the last)",
     );
 }
 

@@ -33,9 +33,9 @@ use crate::config::{self, Config, Enrollment, HelperMode, VerifyKeySource};
 use crate::errors::chain;
 use crate::gate::{Closed, Gate, Reason, Term};
 use crate::helper::{self, Answer, CsrInput, Ed25519Input, Helper};
-use crate::jwt::provisioning::Doubt;
+use crate::jwt::provisioning::{self, Doubt};
 use crate::jwt::server::{IssueError, Issued};
-use crate::jwt::{KeyError, VerifyKey};
+use crate::jwt::{self, KeyError, VerifyKey};
 use crate::metrics::Metrics;
 use crate::pki::ecdh::{self, Ephemeral, Sealed};
 use crate::protocol::{Identity, random_bytes};
@@ -177,10 +177,39 @@ pub fn provision(context: &Context, node: Probed, patience: &mut dyn Patience) -
 /// of keys that it would make. The helper runs as it always does.
 pub fn rehearse(context: &Context, node: Probed) -> Rehearsal {
     with_node(context, node, &mut Unhurried(never()), Manner::Rehearsed, |node| {
-        let intent = node.rehearse().map_err(|error| reason(&error));
+        let intent = node.rehearse().map_err(|error| {
+            node.remarks.extend(remedy(&error).map(str::to_owned));
+            reason(&error)
+        });
         let (steps, remarks) = (mem::take(&mut node.steps), mem::take(&mut node.remarks));
         Rehearsal { intent, steps, remarks }
     })
+}
+
+/// What can be done about a failure whose words don't say it.
+fn remedy(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Rpc { source, .. } if source.is_wrong_token() => Some(
+            "The setting `token` must be the claim `cht` of the node's provisioning JWT, and is not",
+        ),
+        Error::Rpc { source, .. } if source.is_busy() => Some(
+            "Another provisioner holds the node's lock, for two minutes at most: try again then, or ask there",
+        ),
+        Error::Refused(Refusal::Jwt { source: provisioning::Error::Token(source), .. }) => {
+            match source {
+                jwt::Error::BadSignature(_)
+                | jwt::Error::Unverifiable(_)
+                | jwt::Error::Chain(_) => Some(
+                    "The setting `jwt_verify_cert` must be of whoever signed the node's provisioning JWT, and may be of another",
+                ),
+                jwt::Error::Malformed(_)
+                | jwt::Error::Expired
+                | jwt::Error::NotYetValid
+                | jwt::Error::NeverValid => None,
+            }
+        }
+        _ => None,
+    }
 }
 
 /// How a node is treated.

@@ -1,8 +1,10 @@
 //! The other end of the admin socket: sends one command and shows the answer.
 
 use std::fmt::{self, Write as _};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::iter;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,6 +50,16 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::Unreachable { path, source }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                let group = group_of(path).map_or_else(String::new, |name| format!(", {name}"));
+                write!(
+                    f,
+                    "may not open {}: run as root or as a member of the group that owns it{group}",
+                    path.display()
+                )
+            }
             Error::Unreachable { path, .. } => {
                 write!(f, "no daemon answers on {}", path.display())
             }
@@ -70,6 +82,17 @@ impl std::error::Error for Error {
             Error::Refused(_) => None,
         }
     }
+}
+
+/// The group that a file belongs to, if the machine's own list names it.
+fn group_of(path: &Path) -> Option<String> {
+    let id = fs::metadata(path).ok()?.gid().to_string();
+    let groups = fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == Some(id.as_str())).then(|| Plain(name).to_string())
+    })
 }
 
 /// Has the daemon at `path` follow `command`, and returns its answer: the JSON as it came, or as text for people.
@@ -387,7 +410,6 @@ fn table<const N: usize>(
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::fs;
     use std::os::fd::OwnedFd;
 
     use super::*;
@@ -414,6 +436,20 @@ mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+
+    #[test]
+    fn whoever_may_not_open_the_socket_is_told_who_may() {
+        // The files of the system belong to the first group.
+        let path = PathBuf::from("/etc/group");
+        let error = Error::Unreachable { path, source: io::ErrorKind::PermissionDenied.into() };
+        let text = error.to_string();
+        let expected =
+            "may not open /etc/group: run as root or as a member of the group that owns it";
+        assert_eq!(text, format!("{expected}, root"));
+        let path = PathBuf::from("/nowhere/admin.sock");
+        let error = Error::Unreachable { path, source: io::ErrorKind::PermissionDenied.into() };
+        assert!(error.to_string().ends_with("the group that owns it"), "{error}");
     }
 
     #[test]

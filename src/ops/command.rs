@@ -148,7 +148,7 @@ impl Obey for Operator {
             Command::Node { node } => {
                 return Ok(Answer::Node(Box::new(self.known(&parse(&node)?))));
             }
-            Command::Pause {} => self.pause(),
+            Command::Pause {} => self.pause()?,
             Command::Resume {} => self.resume(),
             Command::Retry { node: Some(node), all: false } => self.retry(&node)?,
             Command::Retry { node: None, all: true } => self.retry_all()?,
@@ -184,17 +184,21 @@ impl Operator {
         }
     }
 
-    fn pause(&self) -> Change {
-        if self.gate.reasons().contains(&Reason::Operator) {
-            return nothing("It is paused already.");
+    fn pause(&self) -> Result<Change, Refused> {
+        let reasons = self.gate.reasons();
+        if reasons.contains(&Reason::Draining) {
+            return Err(Refused(list(&[Reason::Draining])));
+        }
+        if reasons.contains(&Reason::Operator) {
+            return Ok(nothing("It is paused already."));
         }
         self.gate.close(Reason::Operator);
         log::warn!(component = "operator"; "Paused by an operator");
         let working = self.roster.registry().counts().working;
-        done(match working {
+        Ok(done(match working {
             0 => "Paused; no node is in work.".into(),
             _ => format!("Paused; {working} in work will be finished."),
-        })
+        }))
     }
 
     fn resume(&self) -> Change {
@@ -630,6 +634,14 @@ mod tests {
             NodeState::Waiting { due } => due <= now,
             _ => true,
         }));
+    }
+
+    #[test]
+    fn a_pause_at_the_end_is_refused_as_a_retry_is() {
+        let bench = Bench::new(10);
+        bench.operator.gate.close(Reason::Draining);
+        bench.refuses(r#"{"command":"pause"}"#, "shutting down");
+        bench.refuses(r#"{"command":"retry","node":"n1"}"#, "shutting down");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::shutdown::Never;
 /// Why nothing is reloaded any more.
 pub const ENDING: &str = "the daemon is shutting down";
 
+/// What holds when the settings were refused.
+pub const UNCHANGED: &str = "Settings not reloaded: those of before hold, all of them";
+
 /// How long an operator waits for a reload; whoever asks through the socket has a little more patience.
 const PATIENCE: Duration = Duration::from_secs(25);
 
