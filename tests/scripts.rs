@@ -26,6 +26,39 @@ fn the_help_of_a_script_names_every_flag_and_needs_no_build() {
     }
 }
 
+#[test]
+fn a_script_explains_itself_and_refuses_what_it_does_not_know_before_it_builds() {
+    for name in [
+        "bench",
+        "build-static",
+        "count",
+        "demo",
+        "failover",
+        "harm",
+        "install-test",
+        "package",
+        "test",
+    ] {
+        let run = |arguments: &[&str]| {
+            Command::new(path(&format!("dist/{name}")))
+                .args(arguments)
+                .env("PATH", "/usr/bin:/bin")
+                .env("CARGO_TARGET_DIR", "/nonexistent")
+                .output()
+                .expect("the script is a program")
+        };
+        let help = run(&["--help"]);
+        let usage = format!("\ndist/{name}");
+        let said = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(help.status.success() && said.contains(&usage), "{name}: {help:?}");
+        let refused = run(&["--bogus"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let asked = format!("see dist/{name} --help");
+        assert!(refused.status.code() == Some(2) && said.contains(&asked), "{name}: {refused:?}");
+        assert!(said.contains("--bogus") && refused.stdout.is_empty(), "{name}: {refused:?}");
+    }
+}
+
 /// The flags of the program behind a script.
 fn flags(name: &str) -> Vec<String> {
     let source = fs::read_to_string(path(&format!("tests/fleet/{name}.rs"))).expect("it is there");
