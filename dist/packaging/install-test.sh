@@ -25,7 +25,7 @@ has() { [ "$(stat -c '%a %U:%G' "$1")" = "$2" ] || { echo "$1 has $(stat -c '%a 
 
 # Settings and keys of a site, as its administrator would make them.
 configure() {
-    sed -i -e 's/^monitor_port: .*/monitor_port: 9999/' -e 's/^  jwt: false/  jwt: true/' -e 's/^#token: .*/token: s3cret/' \
+    sed -i -e 's/^monitor_port: .*/monitor_port: 9999/' -e 's/^  jwt: false/  jwt: true/' -e 's/^token: .*/token: s3cret/' \
         -e 's/^#logfile: .*/logfile: \/var\/log\/choria-provisioner.log/' -e 's/^#site: .*/site: lab/' \
         -e 's/^#jwt_verify_cert: .*/jwt_verify_cert: \/scene\/verify.pem/' "$etc/choria-provisioner.yaml"
     sed -i 's/^#identity = .*/identity = p.example.net/' "$etc/choria.cfg"
