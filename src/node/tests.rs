@@ -5,13 +5,10 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use crossbeam_channel::{Sender, at, bounded};
 use ed25519_dalek::Signer as _;
 use openssl::derive::Deriver;
 use openssl::pkey::{Id, PKey, Private};
-use openssl::sha::sha256;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -22,6 +19,7 @@ use crate::helper::Limits;
 use crate::jwt::{VerifyKind, server, testing};
 use crate::node::lint::testing::{self as certificates, Ca};
 use crate::protocol::{self, Codec, v1};
+use crate::rpc::testing::Asked;
 use crate::transport::Message;
 use crate::transport::memory::{Memory, Published};
 
@@ -157,7 +155,7 @@ fn a_key_that_is_not_proved_is_asked_for_once_more_and_then_refused() {
         });
         let report = site.provision();
         let asked: Vec<_> =
-            site.asked().into_iter().filter(|asked| asked.action == "gen25519").collect();
+            site.asked().into_iter().filter(|asked| asked.action() == "gen25519").collect();
         assert_eq!(asked.len(), 2);
         assert_ne!(asked[0].nonce(), asked[1].nonce());
         match outcome {
@@ -481,7 +479,7 @@ fn a_private_key_of_the_helper_reaches_only_its_node_encrypted() {
         let report = site.provision();
         assert!(matches!(report.outcome, Outcome::Provisioned { .. }), "{report:?}");
         let asked = site.asked();
-        let configure = asked.iter().rfind(|asked| asked.action == "configure").unwrap();
+        let configure = asked.iter().rfind(|asked| asked.action() == "configure").unwrap();
         let body: Value = serde_json::from_str(&configure.body).unwrap();
         let text = |field: &str| body["data"][field].as_str().unwrap().to_owned();
         let opened = open(&node, &text("key"), &text("ecdh_public"));
@@ -741,7 +739,7 @@ fn a_second_answer_that_differs_keeps_the_helper_from_running() {
     let site = Site::new(ALL_FEATURES, "touch ran");
     site.answers("gencsr", |site, asked| {
         let first = site.asked().remove(0);
-        assert_eq!(first.action, "inventory");
+        assert_eq!(first.action(), "inventory");
         let forged = good("inventory", &json!({"version": "6.6.6", "upgradable": true}));
         vec![asked.reply(&site.usual("gencsr")), first.reply(&forged)]
     });
@@ -766,7 +764,7 @@ fn a_second_answer_while_the_helper_runs_keeps_the_node_from_being_configured() 
                 // Opens once the helper reads.
                 let mut go = File::options().write(true).open(site.path("go")).unwrap();
                 let asked = site.asked();
-                let jwt = asked.iter().find(|asked| asked.action == "jwt").unwrap();
+                let jwt = asked.iter().find(|asked| asked.action() == "jwt").unwrap();
                 site.memory.deliver_message(jwt.reply(&refusal("jwt", 1, "forged")));
                 go.write_all(b" ").unwrap();
             });
@@ -891,7 +889,7 @@ fn check_without_connection_at(action: &str, site: &Site) {
     site.answers(action, move |site, asked| {
         // The second time there is a connection.
         if lost.try_send(()).is_err() {
-            return vec![asked.reply(&site.usual(&asked.action))];
+            return vec![asked.reply(&site.usual(&asked.action()))];
         }
         site.context_gate().close(Reason::Disconnected);
         Vec::new()
@@ -1125,15 +1123,15 @@ impl Network {
         self.memory.on_publish(move |published| {
             let Some(memory) = memory.upgrade() else { return Vec::new() };
             let network = Network { memory, gate: gate.clone(), special: special.clone() };
-            let asked = Asked::read(published);
+            let asked = Asked::sent(published);
             let special =
-                special.lock().iter().find(|(action, _)| *action == asked.action).cloned();
+                special.lock().iter().find(|(action, _)| *action == asked.action()).cloned();
             match special {
                 Some((_, answers)) => answers(&network, &asked),
-                None if asked.action == "gen25519" => {
+                None if asked.action() == "gen25519" => {
                     vec![asked.reply(&key_answer(asked.nonce()))]
                 }
-                None => vec![asked.reply(&network.usual(&asked.action))],
+                None => vec![asked.reply(&network.usual(&asked.action()))],
             }
         });
     }
@@ -1171,11 +1169,11 @@ impl Network {
     }
 
     fn asked(&self) -> Vec<Asked> {
-        self.memory.published().iter().map(Asked::read).collect()
+        self.memory.published().iter().map(Asked::sent).collect()
     }
 
     fn actions(&self) -> Vec<String> {
-        self.asked().into_iter().map(|asked| asked.action).collect()
+        self.asked().into_iter().map(|asked| asked.action()).collect()
     }
 
     /// What the node says to `action` when all is well.
@@ -1191,56 +1189,6 @@ impl Network {
             _ => json!({"message": "as you wish"}),
         };
         good(action, &data)
-    }
-}
-
-/// A request as the node sees it.
-#[derive(Debug, Clone)]
-struct Asked {
-    reply_to: String,
-    id: String,
-    action: String,
-    body: String,
-}
-
-impl Asked {
-    fn read(published: &Published) -> Asked {
-        let transport: Value = serde_json::from_slice(&published.payload).unwrap();
-        let secure = STANDARD.decode(transport["data"].as_str().unwrap()).unwrap();
-        let secure: Value = serde_json::from_slice(&secure).unwrap();
-        let request: Value = serde_json::from_str(secure["message"].as_str().unwrap()).unwrap();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let body = text(&request["message"]);
-        Asked {
-            reply_to: text(&transport["headers"]["reply-to"]),
-            id: text(&request["envelope"]["requestid"]),
-            action: text(&serde_json::from_str::<Value>(&body).unwrap()["action"]),
-            body,
-        }
-    }
-
-    /// What the node is to sign.
-    fn nonce(&self) -> &str {
-        self.body.split(r#""nonce":""#).nth(1).unwrap().split('"').next().unwrap()
-    }
-
-    /// The node's reply with `body`.
-    fn reply(&self, body: &str) -> Message {
-        let envelope = json!({"requestid": self.id, "senderid": NODE, "agent": "x", "time": 1});
-        let reply = json!({"protocol": "choria:reply:1", "message": body, "envelope": envelope});
-        let reply = reply.to_string();
-        let hash = STANDARD.encode(sha256(reply.as_bytes()));
-        let secure = json!({"protocol": "choria:secure:reply:1", "message": reply, "hash": hash});
-        let transport = json!({
-            "protocol": "choria:transport:1",
-            "data": STANDARD.encode(secure.to_string()),
-            "headers": {"mc_sender": NODE},
-        });
-        Message {
-            subject: self.reply_to.clone(),
-            payload: transport.to_string().into_bytes(),
-            ..Message::default()
-        }
     }
 }
 
@@ -1290,7 +1238,7 @@ fn recorded_configure() -> String {
     let mut requests = published.filter(|message| message.subject == SUBJECT);
     let configure = requests.find_map(|published| {
         let asked = Asked::read(&published);
-        (asked.action == "configure").then_some(asked)
+        (asked.action() == "configure").then_some(asked)
     });
     configure.unwrap().body
 }

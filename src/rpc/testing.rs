@@ -47,13 +47,13 @@ impl Net {
         let count = AtomicU32::new(0);
         self.memory.on_publish(move |published| {
             let n = count.fetch_add(1, Ordering::Relaxed) + 1;
-            answer(n, &Asked::read(published))
+            answer(n, &Asked::sent(published))
         });
     }
 
     /// The requests sent so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.memory.published().iter().map(Asked::read).collect()
+        self.memory.published().iter().map(Asked::sent).collect()
     }
 
     /// How many replies were dropped as `kind`.
@@ -81,18 +81,24 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    fn read(published: &Published) -> Asked {
+    /// One of ours, whose two subjects for the reply are one.
+    pub(crate) fn sent(published: &Published) -> Asked {
+        let asked = Asked::read(published);
+        let is_broadcast = published.subject.contains(".broadcast.");
+        let expected = if is_broadcast { None } else { Some(asked.reply_to.as_str()) };
+        assert_eq!(published.reply.as_deref(), expected);
+        asked
+    }
+
+    /// One of anybody's.
+    pub(crate) fn read(published: &Published) -> Asked {
         let transport: Value = serde_json::from_slice(&published.payload).unwrap();
         let secure = STANDARD.decode(transport["data"].as_str().unwrap()).unwrap();
         let secure: Value = serde_json::from_slice(&secure).unwrap();
         let request: Value = serde_json::from_str(secure["message"].as_str().unwrap()).unwrap();
-        let reply_to = transport["headers"]["reply-to"].as_str().unwrap().to_owned();
-        let is_broadcast = published.subject.contains(".broadcast.");
-        let expected = if is_broadcast { None } else { Some(reply_to.as_str()) };
-        assert_eq!(published.reply.as_deref(), expected);
         Asked {
             subject: published.subject.clone(),
-            reply_to,
+            reply_to: transport["headers"]["reply-to"].as_str().unwrap().to_owned(),
             envelope: request["envelope"].clone(),
             body: request["message"].as_str().unwrap().to_owned(),
         }
@@ -100,6 +106,16 @@ impl Asked {
 
     pub(crate) fn id(&self) -> String {
         self.envelope["requestid"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn action(&self) -> String {
+        let request: Value = serde_json::from_str(&self.body).unwrap();
+        request["action"].as_str().unwrap().to_owned()
+    }
+
+    /// What the node is to sign.
+    pub(crate) fn nonce(&self) -> &str {
+        self.body.split(r#""nonce":""#).nth(1).unwrap().split('"').next().unwrap()
     }
 
     /// The node's answer, whose body is `body`.
